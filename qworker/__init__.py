@@ -11,7 +11,7 @@ Call          a call that is not enqueued yet, for `tasks.enqueue_many`
 Message       one unit of work in a queue
 Draft         a message to be published
 State         where a stored message is
-QworkerError  the root of all errors; LeaseLost and the others are in `qworker.errors`
+QworkerError  the base class of all errors, which are in `qworker.errors`
 
 A first app:
 

@@ -45,7 +45,7 @@ _BATCH = 1000
 class Tasks(Generic[State]):
     """An app: register functions with `task` and `raw_handler`, enqueue calls of them, and run them with a worker.
 
-    A type checker takes `State` from `lifespan`; handlers that use it annotate their first parameter `Context[State]`.
+    A type checker takes `State` from `lifespan`. Handlers that use it annotate their first parameter `Context[State]`.
 
     Args:
         url: The URL of the backend. None: `$QWORKER_URL` or `url` in `[tool.qworker]`, when it is first needed.
@@ -124,7 +124,7 @@ class Tasks(Generic[State]):
             timeout: Seconds that an attempt may take, or a timedelta. None: no limit.
             backoff: The delays of its retries.
             process: Whether it runs in a process pool, for plain functions that hold the GIL.
-            priority: 0 (default) to 9 (first), for calls without a priority of their own.
+            priority: 0 (default) to 9 (first), for calls without their own priority.
 
         Raises:
             DuplicateTask: The name is already used.
@@ -269,7 +269,7 @@ class Tasks(Generic[State]):
 
         Args:
             coroutine: The coroutine.
-            instead: What a caller with a running event loop should write, for the error text.
+            instead: The code to use in a running event loop, for the error text.
 
         Raises:
             UsageError: An event loop is running in this thread.

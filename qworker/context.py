@@ -1,4 +1,4 @@
-"""What a handler can know about its own attempt."""
+"""The context of a handler: the facts about its own attempt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ else:
 
 
 class Context(Generic[State_co]):
-    """What a handler can know about its own attempt.
+    """The facts that a handler can know about its own attempt.
 
     A handler whose first parameter is annotated with `Context` gets one. `Context[Pool]` also gives the type that its
     app's lifespan yields. A direct call of a task creates its own context.
@@ -34,7 +34,7 @@ class Context(Generic[State_co]):
         token: The lease's fencing token, which rises with each delivery. Give it to stores that refuse a lower one.
         deadline: Unix seconds at which `timeout` cancels the handler. None without a timeout.
         headers: The headers of the call: texts by name.
-        state: What the app's lifespan yielded. None without a lifespan.
+        state: The value that the app's lifespan yielded. None without a lifespan.
         max_tries: The task's `max_tries`. This attempt is the last one if `attempt == max_tries`.
         progress_text: The last progress as text. None before the first one.
     """
@@ -81,7 +81,7 @@ class Context(Generic[State_co]):
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt; the first is 1."""
+        """The number of this attempt. The first one is 1."""
         return self.message.tries + 1
 
     @property

@@ -1,7 +1,7 @@
 """All errors, in one tree.
 
 QworkerError
-├── UsageError               the caller made a mistake; the text is one line with the fix (exit status 2)
+├── UsageError               a mistake of the caller. The text is one line with the fix (exit status 2)
 │   ├── InvalidURL           a backend URL that cannot be understood
 │   ├── InvalidName          a queue name, message id or key that is not allowed
 │   ├── InvalidArguments     arguments that do not fit a task's signature

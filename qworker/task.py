@@ -99,7 +99,7 @@ class Handler:
         return self.options.queue
 
     def _context(self, message: Message) -> Context:
-        """Make the context of a direct call, which has no lease of its own."""
+        """Create the context of a direct call, which has no lease."""
         lease = Lease(message=message, token=0, expires_at=0.0)
         return Context(lease=lease, task=self.name, max_tries=self.options.max_tries)
 

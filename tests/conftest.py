@@ -27,5 +27,6 @@ def _nothing_of_the_test_before() -> None:
     # A worker that ran in this process may have left its own handlers.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # And a command that could not even start held back signals, which each process that a test starts would then hold back.
+    # And a command that could not even start held back signals, which each process that a test starts would then hold
+    # back.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

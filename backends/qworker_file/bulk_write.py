@@ -148,7 +148,8 @@ class BackgroundSync:
         """Sync the rest. It blocks.
 
         Raises:
-            PublishUncertain, OSError: Something is not on the disk. It is not synced again: another attempt writes other files.
+            PublishUncertain, OSError: Something is not on the disk. It is not synced again: another attempt writes
+                other files.
         """
         if self._thread is not None:
             self._thread.join()

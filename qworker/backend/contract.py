@@ -33,8 +33,8 @@ class RemoteLeases(Protocol):
 class Backend(abc.ABC):
     """A store of queues, opened from a URL.
 
-    An instance belongs to one event loop. All coroutines are called there. `extend` is not a coroutine: it blocks, and any
-    thread can call it. Creating an instance does not touch the store. `open` does, and every other method opens the
+    An instance belongs to one event loop. All coroutines are called there. `extend` is not a coroutine: it blocks, and
+    any thread can call it. Creating an instance does not touch the store. `open` does, and every other method opens the
     store if needed.
 
     Cancellation: a cancelled `lease` holds no message. Any other cancelled call has either happened or not. It can be
@@ -107,7 +107,7 @@ class Backend(abc.ABC):
     @property
     @abc.abstractmethod
     def durability(self) -> str:
-        """What a successful `publish` or `settle` survives.
+        """The failures that a successful `publish` or `settle` survives.
 
         `none`: nothing. `process`: the end of this process. `disk`: a crash of the machine. `replicated`: the loss of
         one server.
@@ -131,7 +131,7 @@ class Backend(abc.ABC):
             QueueFull: The queue has reached its capacity.
             StorageFull: The disk or the memory is full. No message is visible in part.
             PublishUncertain: It is unknown whether the messages are stored.
-            NotSupported: A draft asks for what the protocol does not support; `qworker.backend.deviations` refuses it.
+            NotSupported: A draft has a property that the protocol does not support (see `qworker.backend.deviations`).
         """
 
     # -- consuming ---------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def create(self, queue: str) -> None:
-        """Create a queue. A queue that exists is left as it is. Idempotent.
+        """Create a queue. A queue that exists is not changed. Idempotent.
 
         A worker calls it for each of its queues when it starts. If the store can check it, the call also checks that
         messages can be leased and settled in the queue.
@@ -324,9 +324,9 @@ class Backend(abc.ABC):
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again and return their number.
 
-        A requeued message has tries 0 and no error. A message that is not failed is left as it is, also if its id is
-        selected. For this reason a repeated call does no harm. To check that a message is unchanged and to requeue it
-        is one step: no other change comes between.
+        A requeued message has tries 0 and no error. A message that is not failed is not changed, even if its id is
+        selected. For this reason a repeated call does no harm. The check that a message is unchanged and the requeue
+        are one atomic step.
 
         Args:
             queue: Name of the queue.
@@ -343,9 +343,9 @@ class Backend(abc.ABC):
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages and return their number.
 
-        The worker of a leased message that is removed runs it to its end, and its settlement is refused. To check that
-        a message is unchanged and to remove it is one step: no requeue comes between. A message that enters the
-        selected state during the call may stay.
+        If a leased message is removed, its worker runs it to the end, and the settlement is refused. The check that a
+        message is unchanged and the removal are one atomic step. A message that enters the selected state during the
+        call may stay.
 
         Args:
             queue: Name of the queue.

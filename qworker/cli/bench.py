@@ -51,7 +51,7 @@ class _Rate(msgspec.Struct, frozen=True):
 def command(url: str, messages: int, batch: int, size: int, json: bool) -> None:
     r"""Measure how fast a store publishes, leases and acks.
 
-    Uses a queue of its own at URL and deletes it afterwards. Measures the store, and no handlers.
+    Creates a queue at URL and deletes it afterwards. Measures the store, and no handlers.
 
     \b
     Examples:

@@ -29,7 +29,7 @@ _EXIT_UNHEALTHY = 1
 def command(address: str, page: str, timeout: float) -> int:
     r"""Check a worker that runs with --health, and print its answer.
 
-    ADDRESS is its HOST:PORT or a URL; without it, QWORKER_HEALTH is used. /stats and /metrics are requested with the
+    ADDRESS is its HOST:PORT or a URL. Without it, QWORKER_HEALTH is used. /stats and /metrics are requested with the
     token in QWORKER_HTTP_TOKEN, if it is set. Exit status: 0 if healthy, 1 if unhealthy or unreachable.
 
     \b

@@ -163,8 +163,8 @@ def command(
 
     \b
     Signals:
-      SIGTERM, SIGINT   lease nothing more, let running handlers finish, and exit; a second one cancels
-                        the handlers and releases their messages with their tries unchanged
+      SIGTERM, SIGINT   lease nothing more, let running handlers finish, and exit. A second signal cancels
+                        the handlers and releases their messages with their tries unchanged.
       SIGTSTP           lease nothing more, and stay
       SIGUSR1           print what each consumer is doing
 

@@ -30,7 +30,7 @@ class Portal:
 
         Args:
             coroutine: The coroutine.
-            instead: What a caller with a running event loop should write, for the error text.
+            instead: The code to use in a running event loop, for the error text.
 
         Raises:
             UsageError: This thread runs an event loop, which the call would block, or gevent has replaced threads.

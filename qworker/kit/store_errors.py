@@ -73,7 +73,8 @@ def is_final_for_message(error: BaseException) -> bool:
     """Return whether an error of a settlement concerns this message alone, and another try ends the same.
 
     All others concern the store, which takes the same settlement when their cause is gone: an operator frees space or
-    remounts the file system. So EROFS and ENOSPC are final for a publisher, which gets the error, but not for a settlement.
+    remounts the file system. So EROFS and ENOSPC are final for a publisher, which gets the error, but not for a
+    settlement.
     """
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in _TOO_LONG

@@ -32,7 +32,7 @@ async def connect(
     try:
         while not stopping.is_set():
             attempt = asyncio.create_task(attempt_once())
-            # An attempt lasts as long as its timeouts; a signal does not wait for them.
+            # An attempt can last as long as its timeouts. A signal does not wait for them.
             await asyncio.wait({attempt, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not attempt.done():
                 await _abandon(attempt)

@@ -54,7 +54,7 @@ class ControlClient:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._listener: threading.Thread | None = None
-        # Reports come from a thread of their own, and lines must not mix.
+        # Reports come from another thread, and lines must not mix.
         self._sending = threading.Lock()
 
     def send(self, line: Line) -> None:
@@ -66,7 +66,7 @@ class ControlClient:
             pass
 
     def listen(self, obey: Callable[[WorkerCommand], None], orphaned: Callable[[], None]) -> None:
-        """Call `obey` for each command, and `orphaned` when the supervisor dies, in a thread of their own."""
+        """Call `obey` for each command, and `orphaned` when the supervisor dies, in a separate thread."""
         self._listener = threading.Thread(
             target=self._listen, args=(obey, orphaned), name="qworker-control", daemon=True
         )

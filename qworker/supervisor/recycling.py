@@ -1,4 +1,4 @@
-"""Recycling: a fresh process replaces a worker after --max-messages, above --max-memory, or when --reload sees a change."""
+"""A fresh process replaces a worker after --max-messages, above --max-memory, or when --reload sees a change."""
 
 from __future__ import annotations
 

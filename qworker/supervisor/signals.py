@@ -39,7 +39,7 @@ class Signals:
                 continue
             self._loop.add_signal_handler(number, self._signalled, number)
             self._installed.append(number)
-        # Not by the loop: what blocks it is what the user wants to see.
+        # The loop does not handle this signal, because the user wants to see what blocks the loop.
         signal.signal(signal.SIGUSR1, lambda _number, frame: self._show(frame))
 
         deliver_signals()
@@ -49,6 +49,6 @@ class Signals:
         hold_signals()
         for number in self._installed:
             self._loop.remove_signal_handler(number)
-        # A handler's thread that does not end has a mask of its own.
+        # A handler's thread that does not end has its own mask.
         for number in (*self._installed, signal.SIGUSR1):
             signal.signal(number, lambda _number, _frame: None)

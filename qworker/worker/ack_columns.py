@@ -105,7 +105,7 @@ def by_queue(deliveries: Sequence[Delivery]) -> Iterable[tuple[str, list[Deliver
 
 
 def task_column(deliveries: Sequence[Delivery]) -> str | list[str | None] | None:
-    """Return the names of the tasks; None for raw messages."""
+    """Return the names of the tasks. The name of a raw message is None."""
     handlers = {delivery.handler for delivery in deliveries}
     if len(handlers) == 1:
         (handler,) = handlers

@@ -51,7 +51,7 @@ class Delivery(msgspec.Struct, eq=False):
     consumer: asyncio.Task[None] | None = None
     # Set: the handler's own outcome no longer counts.
     cancel_reason: CancelReason | None = None
-    # What the handler raised.
+    # The error that the handler raised.
     error: BaseException | None = None
     settlement: Settlement | None = None
     # True from the moment at which its settlement may be on its way: no extension starts any more.
@@ -78,7 +78,7 @@ class Delivery(msgspec.Struct, eq=False):
 
     @property
     def is_over(self) -> bool:
-        """Whether the handler has ended; not while a thread outlives its message."""
+        """Whether the handler has ended. It has not while a thread outlives its message."""
         return self.consumer is None and (self.leftover is None or self.leftover.done())
 
     def fields(self) -> dict[str, Any]:

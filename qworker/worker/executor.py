@@ -237,7 +237,7 @@ class Executor:
             delivery.error = TimeoutError(f"timed out after {delivery.handler.options.timeout:g} seconds")
             self._fail(delivery, str(delivery.error))
         elif reason is not CancelReason.LOST:
-            # What a handler returns after its cancellation does not count: it may have been cut short.
+            # The result of a cancelled handler does not count, because the handler may be incomplete.
             delivery.settle(SettleAction.RELEASE)
 
     def _fail(

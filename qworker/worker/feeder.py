@@ -132,7 +132,7 @@ class Feeder:
         try:
             found = await self._backend.lease(queue, wanted, self._visibility)
         except BACKEND_ERRORS as error:
-            # What other queues gave is leased, and must run. If all queues fail, the loop pauses.
+            # The messages of other queues are leased, and must run. If all queues fail, the loop pauses.
             self._failing.add(queue)
             if len(self._failing) == len(self._queues) and not leases:
                 raise

@@ -1,6 +1,7 @@
 """A kubelet for tests: it starts a container's command, probes it, and stops it, by the fields of a real manifest.
 
-As root each pod gets a network namespace of its own, where all of them listen on the same port; otherwise each gets a free port.
+As root each pod gets a network namespace of its own, where all of them listen on the same port; otherwise each gets a
+free port.
 """
 
 from __future__ import annotations

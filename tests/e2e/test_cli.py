@@ -1,4 +1,4 @@
-"""The command line: what it prints, where its options come from, and how it says no. Mostly in this process, for speed."""
+"""The command line: its output, the sources of its options, and its errors. Most tests run it in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the command line finds an app: how its place is written, names that are taken, a working directory that is gone."""
+"""How the command line finds an app: wrong MODULE:ATTRIBUTE, names of other modules, a deleted working directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, or in an encoding without every character: one line at most, and the right status."""
+"""Standard streams that are closed, full, or cannot encode a character: at most one line, and the right status."""
 
 from __future__ import annotations
 

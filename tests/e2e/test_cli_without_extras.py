@@ -1,4 +1,4 @@
-"""The command line where no extra is installed: every command is listed, and one that lacks something says so when it is called."""
+"""The command line without extras: every command is listed, and a call of one that needs an extra says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs read stays as it is, until a commit says otherwise: JSON of commands, answers over HTTP, pages, log events."""
+"""Texts that programs read change only on purpose: JSON of commands, HTTP responses, pages, log events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qworker run -w N` as real processes: restarts, drains, the supervisor's own death; and its decisions, by a fake clock."""
+"""`qworker run -w N` in real processes (restarts, drains, a dead supervisor), and its decisions with a fake clock."""
 
 from __future__ import annotations
 

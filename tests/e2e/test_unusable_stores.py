@@ -115,7 +115,8 @@ def test_a_file_is_no_directory_of_queues(scheme: str, below: str, folder: Path,
 def without_privileges(*paths: Path) -> Generator[None]:
     """Take root's power over others' files away for a while, and give some paths to another user.
 
-    The process stays root, because what it has not imported yet may lie where only root can read. Any other user has no such power.
+    The process stays root, because what it has not imported yet may lie where only root can read. Any other user has no
+    such power.
     """
     if os.geteuid() != 0:
         yield
@@ -171,7 +172,7 @@ def test_queues_of_somebody_elses_are_not_worked_on(scheme: str, folder: Path, s
 
 @cache
 def namespace() -> tuple[str, ...]:
-    """What starts a program with mounts of its own, which it removes: as root, as root in a chroot, or in a user namespace."""
+    """Return the command that runs a program with its own mounts: as root, in a chroot, or in a user namespace."""
     probe = ("sh", "-c", "mount -t tmpfs none /mnt && umount /mnt")
     for how in (("--mount",), ("--mount", "--propagation", "unchanged"), ("--map-root-user", "--mount")):
         start = ("unshare", *how)
@@ -181,7 +182,7 @@ def namespace() -> tuple[str, ...]:
 
 
 def read_only_mount() -> Path:
-    """A directory of this machine on a file system that is mounted read-only, as containers have under /proc and /sys."""
+    """Return a directory on a file system that is mounted read-only, such as /proc and /sys in a container."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         if "ro" in fields[5].split(",") and os.path.isdir(fields[4]) and os.access(fields[4], os.X_OK):
@@ -268,8 +269,8 @@ def servers() -> Iterator[dict[str, int]]:
     with tempfile.TemporaryDirectory() as folder:
         key, certificate = f"{folder}/key.pem", f"{folder}/certificate.pem"
         subprocess.run(
-            f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {certificate}"
-            " -days 2 -subj /CN=localhost".split(),
+            f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key}"
+            f" -out {certificate} -days 2 -subj /CN=localhost".split(),
             check=True,
             capture_output=True,
         )

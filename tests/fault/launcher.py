@@ -2,9 +2,11 @@
 
 Runs with the shim preloaded. Reads one JSON request a line and answers each with a line:
 
-    {"do": "run", "arguments": [...], "fault": [mode, errno, when, every, kinds] | null}    the exit status, negative for a signal
+    {"do": "run", "arguments": [...], "fault": [mode, errno, when, every, kinds] | null}    the exit status
     {"do": "start", "arguments": [...], "fault": ...}                                       the child's process id
     {"do": "kill", "child": process id}                                                     the exit status
+
+An exit status is negative for a signal.
 """
 
 from __future__ import annotations

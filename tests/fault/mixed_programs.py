@@ -5,8 +5,8 @@
 
 The copy in tests/fixtures/written-by-31528ec does the same with the code of that commit, and stays as it is.
 
-Books of the ledger: `published` (after the store has said yes), `run` (each time that a handler begins: name, tries), `acked` and
-`failed` (after the store has taken the outcome: id, worker).
+Books of the ledger: `published` (after the store has said yes), `run` (each time that a handler begins: name, tries),
+`acked` and `failed` (after the store has taken the outcome: id, worker).
 """
 
 from __future__ import annotations

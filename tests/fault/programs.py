@@ -2,12 +2,13 @@
 
     python programs.py publish URL LEDGER COUNT BATCH      publish numbered messages; log each before and after
     python programs.py work URL LEDGER [CONCURRENCY]       work until the queue is empty; log each message that ran
-    python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran, and each acked
+    python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran or is acked
     python programs.py bulk URL LEDGER PARTS ROWS [CALL]   stage, seal and publish a job; die at a call to the server
     python programs.py watch URL LEDGER                    reap, lease and ack for ever; log each round and each message
 
-A number is written to `attempted` before its publish, to `acked` after the publish has returned, and to `finished` when its handler
-runs. Lines are appended by single writes to files opened with O_APPEND: what a program wrote before it died is there.
+A number is written to `attempted` before its publish, to `acked` after the publish has returned, and to `finished` when
+its handler runs. Lines are appended by single writes to files opened with O_APPEND: what a program wrote before it died
+is there.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _grow_old(root: Path) -> None:
 def _die_and_resume(
     launcher: Launcher, url: str, ledger: Path, *, die: list[int] | None, call: int = 0
 ) -> tuple[int, list[str]]:
-    """The status of a run that may die, and every body that was visible, from its death to the end of the second run."""
+    """Return the status of a run that may die, and all bodies that were visible until the end of the second run."""
     arguments = ("bulk", url, ledger, PARTS, ROWS)
     status = launcher.run(*arguments, *([call] if call else []), fault=die)
     taken = asyncio.run(_take(url))

@@ -1,4 +1,4 @@
-"""C11 for bulk writing: the file system goes down while a job is staged, sealed or published; then the job is run again."""
+"""C11 for bulk writes: the file system goes down while a load is staged, sealed or published. Then it runs again."""
 
 from __future__ import annotations
 

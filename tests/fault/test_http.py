@@ -1,4 +1,4 @@
-"""C17: whatever comes over HTTP, the server answers with no 5xx of its own making, and nothing outside the root is touched."""
+"""C17: for any HTTP request, the server never fails with a 5xx and never touches a file outside the root."""
 
 from __future__ import annotations
 
@@ -23,14 +23,20 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 LIMIT = 64 * 1024
 
 TRAVERSAL = [
-    "/../secret", "/..%2fsecret", "/%2e%2e/secret", "/%2e%2e%2fsecret", "/..%252fsecret", "/%c0%ae%c0%ae/secret", "/./..",
+    "/../secret", "/..%2fsecret", "/%2e%2e/secret", "/%2e%2e%2fsecret", "/..%252fsecret", "/%c0%ae%c0%ae/secret",
+    "/./..",
     "/alpha/messages/../../../secret", "/alpha/messages/..%2f..%2f..%2fsecret", "/alpha/messages/%2e%2e%2fsecret",
-    "/alpha/../secret/messages", "/..;/secret", "/%00", "/alpha%00", "/alpha/messages/%00", "/\\..\\secret", "/%5c..%5csecret",
-    "/alpha:beta", "/alpha/messages/beta:gamma", "/.qworker", "/.qworker/messages", "/new", "/%ff%fe", "/alpha/messages/%ff",
-    "//alpha/messages", "/" + "a" * 65, "/" + "a" * 5000, "/alpha/messages/" + "b" * 5000, "/-", "/-/", "/-/..", "/-/../alpha",
-    "/-/..%2fsecret/stats", "/-/alpha/messages/..%2f..%2fsecret", "/-/alpha/browse?state=../secret", "/-/alpha/browse?limit=-1",
+    "/alpha/../secret/messages", "/..;/secret", "/%00", "/alpha%00", "/alpha/messages/%00", "/\\..\\secret",
+    "/%5c..%5csecret",
+    "/alpha:beta", "/alpha/messages/beta:gamma", "/.qworker", "/.qworker/messages", "/new", "/%ff%fe",
+    "/alpha/messages/%ff",
+    "//alpha/messages", "/" + "a" * 65, "/" + "a" * 5000, "/alpha/messages/" + "b" * 5000, "/-", "/-/", "/-/..",
+    "/-/../alpha",
+    "/-/..%2fsecret/stats", "/-/alpha/messages/..%2f..%2fsecret", "/-/alpha/browse?state=../secret",
+    "/-/alpha/browse?limit=-1",
     "/-/alpha/lease?limit=nan", "/alpha/messages?wait=nan", "/alpha/messages?wait=-1", "/alpha/messages?wait=1e400",
-    "/alpha/messages?visibility_timeout=0", "/alpha/messages?%zz", "/alpha/messages?" + "&".join(f"a{n}=1" for n in range(100)),
+    "/alpha/messages?visibility_timeout=0", "/alpha/messages?%zz",
+    "/alpha/messages?" + "&".join(f"a{n}=1" for n in range(100)),
     "*", "http://evil.example/alpha", "alpha", "/~root", "/$(reboot)", "/alpha?;&=", "/secret", "/queues/../../secret",
 ]  # fmt: skip
 METHODS = ["GET", "PUT", "POST", "DELETE", "PATCH", "HEAD", "OPTIONS"]
@@ -65,8 +71,8 @@ def untouched(server: Served, place: Path) -> Iterator[None]:
 def exchange(server: Served, *pieces: bytes, end: bool = False) -> bytes:
     """Send bytes, and read until the server closes.
 
-    With `end`, a server that waits for more is told after a moment that there is none. Not at once: to it, a client that ends is a
-    client that went away, and an answer to nobody proves nothing.
+    With `end`, a server that waits for more is told after a moment that there is none. Not at once: to it, a client
+    that ends is a client that went away, and an answer to nobody proves nothing.
     """
     with socket.create_connection(("127.0.0.1", server.port), timeout=50) as connection:
         try:
@@ -127,13 +133,15 @@ def test_no_path_leads_out_of_the_root(server: Served, method: str) -> None:
 @given(
     method=st.sampled_from([*METHODS, "get", "BREW", ""]),
     target=st.one_of(
-        st.sampled_from(["/alpha", "/alpha/messages", "/-/settle", "/-/extend", "/-/alpha/publish", "/-/alpha/lease", "/-/wait"]),
+        st.sampled_from(["/alpha", "/alpha/messages", "/-/settle", "/-/extend", "/-/alpha/publish", "/-/alpha/lease",
+        "/-/wait"]),
         st.text(st.characters(max_codepoint=255), max_size=40).map(lambda text: "/" + text),
     ),
     headers=st.lists(
         st.one_of(
             st.sampled_from([
-                "X-Lease-Token: 1", "X-Lease-Token: -1", "X-Lease-Token: " + "9" * 400, "Idempotency-Key: ", "Idempotency-Key: k",
+                "X-Lease-Token: 1", "X-Lease-Token: -1", "X-Lease-Token: " + "9" * 400, "Idempotency-Key: ",
+                "Idempotency-Key: k",
                 "Transfer-Encoding: chunked", "Content-Length: 5", "Content-Length: -1", "Expect: 100-continue",
                 "Upgrade: websocket\r\nConnection: upgrade", "Content-Encoding: gzip", "Host: x", "Range: bytes=0-",
             ]),
@@ -144,10 +152,14 @@ def test_no_path_leads_out_of_the_root(server: Served, method: str) -> None:
     body=st.one_of(
         st.binary(max_size=200),
         st.sampled_from([
-            b"[]", b"{}", b"null", b"[" * 5000, b'[{"body":"AA=="}]', b'[{"body":"AA==","id":"../../x"}]', b'{"ids":["../x"]}',
-            b'[{"lease":{"queue":"../q","id":"x","token":1},"action":"ack"}]', b'{"leases":[],"visibility_timeout":1e308}',
-            b'[{"body":"AA==","delay":1e300}]', b'[{"body":"AA==","enqueued_at":-1e300}]', b'[{"body":"AA==","tries":-5}]',
-            b'{"queues":["alpha"],"timeout":-1}', b'{"queues":["../x"],"timeout":0}', b'[{"body":"AA==","due_at":1e999}]',
+            b"[]", b"{}", b"null", b"[" * 5000, b'[{"body":"AA=="}]', b'[{"body":"AA==","id":"../../x"}]',
+            b'{"ids":["../x"]}',
+            b'[{"lease":{"queue":"../q","id":"x","token":1},"action":"ack"}]',
+            b'{"leases":[],"visibility_timeout":1e308}',
+            b'[{"body":"AA==","delay":1e300}]', b'[{"body":"AA==","enqueued_at":-1e300}]',
+            b'[{"body":"AA==","tries":-5}]',
+            b'{"queues":["alpha"],"timeout":-1}', b'{"queues":["../x"],"timeout":0}',
+            b'[{"body":"AA==","due_at":1e999}]',
             b'{"leases":[{"queue":"a","id":"../x","token":99999999999999999999}],"visibility_timeout":1}',
         ]),
     ),
@@ -160,8 +172,10 @@ def test_nothing_that_is_sent_is_the_server_s_fault(
 
 @settings(max_examples=60 * DEPTH, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.one_of(st.binary(max_size=300), st.sampled_from([
-    b"POST /alpha/messages HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n",
-    b"ffffffffffffffffff\r\n", b"-1\r\n", b"5;ext=\"\r\n", b"GET /alpha/messages HTTP/1.1\r\n", b"Host: localhost\r\n", b"\r\n",
+    b"POST /alpha/messages HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"5\r\nhello\r\n",
+    b"0\r\n\r\n",
+    b"ffffffffffffffffff\r\n", b"-1\r\n", b"5;ext=\"\r\n", b"GET /alpha/messages HTTP/1.1\r\n", b"Host: localhost\r\n",
+    b"\r\n",
     b"GET / HTTP/0.9\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00", b"Content-Length: 3\r\n",
 ])), max_size=8))  # fmt: skip
 def test_no_bytes_at_all_break_the_server(server: Served, pieces: list[bytes]) -> None:
@@ -230,15 +244,20 @@ def test_a_drop_at_a_time_does_not_keep_a_connection(server: Served) -> None:
 BODIES = [
     b"[]", b"{}", b"null", b"[" * 5000, b"\xff\xfe", b'[{"body":"AA=="}]', b'[{"body":"AA==","id":"../../x"}]',
     b'{"ids":["../x"]}', b'{"ids":["x",""]}', b'[{"lease":{"queue":"../q","id":"x","token":1},"action":"ack"}]',
-    b'[{"lease":{"queue":"q","id":"../x","token":1},"action":"ack"}]', b'[{"lease":{"queue":"q","id":"a","token":-1},"action":"ack"}]',
+    b'[{"lease":{"queue":"q","id":"../x","token":1},"action":"ack"}]',
+    b'[{"lease":{"queue":"q","id":"a","token":-1},"action":"ack"}]',
     b'[{"lease":{"queue":"q","id":"\\u0000","token":1},"action":"ack"}]', b'{"leases":[],"visibility_timeout":1e308}',
     b'[{"body":"AA==","delay":1e300}]', b'[{"body":"AA==","delay":-1}]', b'[{"body":"AA==","enqueued_at":-1e300}]',
-    b'[{"body":"AA==","enqueued_at":1e300}]', b'[{"body":"AA==","tries":-5}]', b'[{"body":"AA==","tries":99999999999999}]',
+    b'[{"body":"AA==","enqueued_at":1e300}]', b'[{"body":"AA==","tries":-5}]',
+    b'[{"body":"AA==","tries":99999999999999}]',
     b'[{"body":"AA==","priority":77}]', b'[{"body":"AA==","unique_key":""}]', b'[{"body":"AA==","due_at":1e300}]',
     b'[{"body":"!!!"}]', b'{"queues":["alpha"],"timeout":-1}', b'{"queues":["../x"],"timeout":0}',
-    b'{"leases":[{"queue":"a","id":"../x","token":99999999999999999999}],"visibility_timeout":1}', b'{"delay":1e300}', b'{"delay":-1}',
-    b'{"state":7}', b'{"state":"fail"}', b'{"unchanged":7}', b'{"unchanged":[7]}', b'{"unchanged":[{"state":[]}]}', b'{"ids":"x"}', b'{"ids":[7]}',
-    b'{"unchanged":[{"id":"x","state":"failed","finished_at":"x"}]}', b'{"unchanged":[{"id":"x","state":"failed","finished_at":1e308}]}',
+    b'{"leases":[{"queue":"a","id":"../x","token":99999999999999999999}],"visibility_timeout":1}', b'{"delay":1e300}',
+    b'{"delay":-1}',
+    b'{"state":7}', b'{"state":"fail"}', b'{"unchanged":7}', b'{"unchanged":[7]}', b'{"unchanged":[{"state":[]}]}',
+    b'{"ids":"x"}', b'{"ids":[7]}',
+    b'{"unchanged":[{"id":"x","state":"failed","finished_at":"x"}]}',
+    b'{"unchanged":[{"id":"x","state":"failed","finished_at":1e308}]}',
     b'{"action":"ack"}', b'{"error":"\\ud800"}',
 ]  # fmt: skip
 

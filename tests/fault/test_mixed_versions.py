@@ -1,4 +1,4 @@
-"""Processes of commit 31528ec and of today on one queue: nothing is lost and nothing is done twice, whoever publishes, works or dies."""
+"""Processes of commit 31528ec and of today share a queue and die: no message is lost or acked twice."""
 
 from __future__ import annotations
 

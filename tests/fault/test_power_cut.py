@@ -1,4 +1,4 @@
-"""C11: the file system goes down under the programs, without writing what it had not written; then it is mounted again."""
+"""C11: the file system goes down under the programs without writing its cache, and is mounted again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis replies lost, servers restarted, memory full, calls cancelled: nothing is lost, and nothing runs twice for it."""
+"""Lost replies of Redis, restarts, full memory, cancelled calls: no message is lost or runs twice because of them."""
 
 from __future__ import annotations
 

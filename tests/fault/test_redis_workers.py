@@ -1,4 +1,4 @@
-"""Worker processes on Redis: killed, stopped past their leases, under a clock that jumps, and under a server that restarts."""
+"""Worker processes on Redis that are killed or stopped past their leases, with clock jumps and server restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics of rfq when answers are lost, calls are cancelled, scripts are flushed, and workers are killed: nothing is lost for it."""
+"""Lost replies, cancelled calls, flushed scripts and killed workers on topics of rfq: no message is lost."""
 
 from __future__ import annotations
 

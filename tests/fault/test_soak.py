@@ -1,4 +1,4 @@
-"""Publishers and workers at work for a while, and something dies all the time; $QWORKER_TEST_SOAK says for how many seconds."""
+"""Publishers and workers run for $QWORKER_TEST_SOAK seconds, while processes die all the time."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The rfq 1.4.0 package at work on the Redis of RFQ_REDIS_HOST and RFQ_REDIS_PORT; run with a Python that has it installed.
+"""Run the rfq 1.4.0 package, with a Python that has it, on the Redis of RFQ_REDIS_HOST and RFQ_REDIS_PORT.
 
-rfq_peer.py commands      runs each line of standard input, a JSON list of arguments, as the package's command would be run, and
-                          prints [exit status, output] as JSON; `publish-many PREFIX COUNT TOPIC`, `hold TOPIC` and `commit TOPIC ID` are
-                          what the command cannot do: messages {"k": PREFIX + number}, and the halves of a consumption
-rfq_peer.py consume TOPIC prints the k of each message that it got, works on it for a moment, and commits it; until it is killed
+rfq_peer.py commands      runs the package's command for each line of standard input, a JSON list of arguments, and
+                          prints [exit status, output] as JSON. The command itself does not have `publish-many PREFIX
+                          COUNT TOPIC`, which publishes {"k": PREFIX + number}, and the halves of a consumption, `hold
+                          TOPIC` and `commit TOPIC ID`.
+rfq_peer.py consume TOPIC prints the k of each message, works on it for a moment, and commits it, until it is killed.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""An `fsq:` queue shared live with fsq 0.2.5, the released program: items worked on in place, by either, under one lock."""
+"""An `fsq:` queue shared with the released program fsq 0.2.5: both run items in place, under one lock."""
 
 from __future__ import annotations
 
@@ -288,7 +288,10 @@ async def test_a_trigger_wakes_the_other(fsq: tuple[str, Path], root: Path) -> N
     peer = Fsq(fsq, root)
     root.mkdir()
     assert (await peer.run("install", "-t", QUEUE))[0] == 0
-    code = f"import fsq\nfor item in fsq.scan_forever({QUEUE!r}):\n    print(item.item.read().decode())\n    fsq.success(item); break"
+    code = (
+        f"import fsq\nfor item in fsq.scan_forever({QUEUE!r}):\n"
+        "    print(item.item.read().decode())\n    fsq.success(item); break"
+    )
     listening = asyncio.create_task(peer.python(code))
     backend = open_backend(f"fsq://{root}")
     try:
@@ -609,7 +612,8 @@ async def test_items_are_pushed_by_either_to_either(fsq: tuple[str, Path], tmp_p
             assert await qworker("fsq", "push", url, to_us, QUEUE, QUEUE, "web1", second) == (0, b"")
             status, output = await peer.run("push", to_us, QUEUE, QUEUE, "web1", third)
             assert status == 0, output
-            # Under a scan, whose exit status says what becomes of it; a trigger that nobody listens on is a failure, unless told.
+            # Under a scan, whose exit status says what becomes of it; a trigger that nobody listens on is a failure,
+            # unless told.
             push = ("fsq", "push", "-L", "-t", "-i", url, to_us, QUEUE, QUEUE)
             script = f'{sys.executable} -m qworker {" ".join(push)} "$FSQ_ITEM_HOST" "$FSQ_ITEM_ID"'
             assert (await qworker("scan", "-A", "web1", url, QUEUE, "/bin/sh", "-c", script))[0] == 0

@@ -1,9 +1,9 @@
 """A small explicit-state model of the directory protocol, and the search through all of its states.
 
-What is modelled: the names that a message's file takes (`tmp`, `queue`, `lease`, `delay`, `fail`, `done`), the flock on its inode, the
-system calls of two worker processes (one of them with two consumers), of a reaper and of a foreign fsq, the death and restart of a
-worker after any call, an error of any rename whether or not it happened, and the passing of time. Left out: power loss and
-listings, which have tests of their own.
+What is modelled: the names that a message's file takes (`tmp`, `queue`, `lease`, `delay`, `fail`, `done`), the flock on
+its inode, the system calls of two worker processes (one of them with two consumers), of a reaper and of a foreign fsq,
+the death and restart of a worker after any call, an error of any rename whether or not it happened, and the passing of
+time. Left out: power loss and listings, which have tests of their own.
 
 Each step is one system call, so every interleaving of calls is a path of the search.
 """
@@ -33,7 +33,8 @@ class Name(NamedTuple):
 class Claim(NamedTuple):
     """What one consumer believes of one message."""
 
-    # locked: has the flock, and renames next. held: its handler runs. unsure: a rename failed; looks for the names next.
+    # locked: has the flock, and renames next. held: its handler runs. unsure: a rename failed; looks for the names
+    # next.
     at: str
     name: Name
     target: Name | None = None
@@ -79,7 +80,7 @@ class World(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The rules of the protocol that a counterexample is behind; the tests break each to see that the search notices."""
+    """The rules of the protocol. The tests break each rule to prove that the search finds a counterexample."""
 
     rising_expiries: bool = True
     keep_the_flock: bool = True

@@ -1,7 +1,8 @@
 """Two backends driven side by side: the memory backend is the model, and the other one must do as it does.
 
-`check_lifecycle(make)` runs it; `make` gives a harness on a store, where each example has a queue of its own. A store with a clock of its own needs a harness whose
-`advance` moves that clock (see tests/contract/conftest.py), for steps here are minutes long. What the store declares as a deviation is not asked of it.
+`check_lifecycle(make)` runs it; `make` gives a harness on a store, where each example has a queue of its own. A store
+with a clock of its own needs a harness whose `advance` moves that clock (see tests/contract/conftest.py), for steps
+here are minutes long. What the store declares as a deviation is not asked of it.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ SETTINGS = settings(
     max_examples=int(_ASKED or 20 * DEPTH),
     stateful_step_count=40,
     deadline=None,
-    # The same examples in every run, unless somebody asks for more of them: CI is no place for luck, nor for the minutes in
-    # which Hypothesis would look for the shortest failure.
+    # The same examples in every run, unless somebody asks for more of them: CI is no place for luck, nor for the
+    # minutes in which Hypothesis would look for the shortest failure.
     derandomize=_ASKED is None,
     phases=tuple(Phase) if _ASKED else (Phase.generate,),
     database=None,
@@ -295,7 +296,7 @@ class Lifecycle(RuleBasedStateMachine):
             self.held = [held for held in self.held if held.worker != worker]
 
     def die(self, worker: int, number: int, delay: float) -> None:
-        """The process of a worker ends: what it held waits for its expiry, or is ready at once where the store sees the end."""
+        """End a worker's process: its messages wait for their expiry, or are ready if the store notices the end."""
         if self.alone and self.do(self.model.stats(self.queue)).paused:
             return
         self.do(self.workers[worker].aclose())
@@ -333,7 +334,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.remembered += [Remembered(name, model[name], real[name], self.step) for name in model]
 
     def selections(self, number: int) -> tuple[Selection, Selection]:
-        """The same failed messages for the model and for the store: by ids, by state, or unchanged since they were seen."""
+        """Return a selection of failed messages for the model and for the store: by ids, by state, or unchanged."""
         if number % 3 == 0 or ("remove_by_state" in self.deviations and number % 3 == 1):
             chosen = Selection(ids=[*self.some_ids(number, 1 + number % 4), "unknown"])
             return chosen, chosen

@@ -101,7 +101,7 @@ def follow(world: World, *labels: str) -> World | None:
 
 
 def in_the_model(world: World, call: str) -> tuple[World, bool | None]:
-    """A whole call, as its steps without interruption; whether it did what was asked, None where its caller cannot tell."""
+    """Run all steps of a call. Return whether it succeeded, or None if its caller cannot know."""
     what, _, worker = call.partition(" ")
     ways: list[tuple[str, ...]]
     if what == "publish":

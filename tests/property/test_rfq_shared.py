@@ -1,4 +1,4 @@
-"""Whatever qworker's workers and foreign consumers do on one topic, in whatever order: each message is in one place until it is finished."""
+"""Workers of qworker and foreign consumers on one topic: each message is in one place until it is finished."""
 
 from __future__ import annotations
 

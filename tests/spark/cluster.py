@@ -43,7 +43,7 @@ class Cluster:
         ]
 
     def killed(self) -> int:
-        """How many executors died of SIGKILL while their application ran; how many were started says less: more are as it ends."""
+        """Return how many executors died of SIGKILL. The number of started ones is higher when an application ends."""
         return sum("exitStatus 137" in line for worker in self._workers for line in worker.lines)
 
 

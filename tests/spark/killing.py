@@ -52,7 +52,7 @@ def workers(process: int) -> list[int]:
 
 
 def forked(process: int, module: str) -> list[int]:
-    """The Python processes that run a module of Spark: the children of the daemon that forks them, with its command line."""
+    """Return the Python processes that run a module of Spark. Their parent is a daemon with the same command line."""
     daemons = [child for child, command in descendants(process).items() if command.split()[-1:] == [module]]
     return [child for daemon in daemons for child in descendants(daemon)]
 

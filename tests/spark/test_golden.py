@@ -68,7 +68,7 @@ def test_golden_json_of_the_pipeline(
 
 
 def _without_curves(printed: Any) -> Any:
-    """A report, with the names of what it has for each moment instead: how many moments there are is a matter of speed."""
+    """Return a report with only the names of the values over time, because their number depends on the speed."""
     if isinstance(printed, dict) and "moments" in printed:
         depths = [{**depth, "counts": []} for depth in printed["depths"]]
         return {**printed, "moments": [list(printed["moments"][0])], "depths": depths}

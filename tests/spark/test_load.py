@@ -100,7 +100,8 @@ def test_each_row_runs_once_in_a_worker_with_the_columns_of_its_parameters(spark
 def test_dates_structs_and_nulls_arrive_as_the_annotations_say(spark: SparkSession, url: str, tmp_path: Path) -> None:
     tasks, calls = make_app(url)
     df = spark.sql(
-        "select date'2026-11-21' as day, named_struct('width', 640) as size, 0.5d as share, cast(null as string) as note"
+        "select date'2026-11-21' as day, named_struct('width', 640) as size, 0.5d as share,"
+        " cast(null as string) as note"
     )
     assert load(spark, df, url, None, "typed", app=tasks, name="j").enqueued == 1
     work_off(tasks)

@@ -1,4 +1,4 @@
-"""`replay`, `dedupe` and `reconcile` on real queues: what they choose, what they do, and what they do when they are run again."""
+"""`replay`, `dedupe` and `reconcile` on real queues: their choice, their effect, and the effect of a second run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python of the pages about Spark is run: each block is a file in a folder of its own, with tables and queues beside it."""
+"""Run the Python blocks of the pages about Spark, each in its own folder with tables and queues."""
 
 from __future__ import annotations
 

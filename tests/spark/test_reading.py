@@ -103,7 +103,7 @@ def test_filters_that_are_handed_down_decide_what_is_read(tmp_path: Path) -> Non
     finish(url, 3, SettleAction.FAIL_PERM, "a", error="no")
 
     def rows(*filters: ds.Filter) -> tuple[int, set[tuple[str, str]], int]:
-        """How many rows there are, which queues and states are read for them, and how many filters are left to Spark."""
+        """Return the number of rows, the queues and states that are read, and the number of filters left to Spark."""
         options = ReadOptions.parse({"url": url}, 2)
         one = FilteredMessagesReader(options, column_names("messages"))
         left = list(one.pushFilters(list(filters)))

@@ -1,4 +1,4 @@
-"""The example with Spark at both ends, run as its README says, with a process of Spark's and workers of qworker killed meanwhile."""
+"""Run the example spark_index as its README says, and kill a process of Spark and workers meanwhile."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from tests.support.examples import EXAMPLES, files_in, running, wait_in_run, wor
 # Not of the group that shares a session: it starts Sparks of its own.
 pytestmark = pytest.mark.timeout(900)
 
-# Of each 10,000 files; the whole installation takes minutes on two processors. Each killed worker takes the last quarter of a second of its
-# history with it, about 30 files on a fast machine: that must be far less than half of the files.
+# Of each 10,000 files; the whole installation takes minutes on two processors. Each killed worker takes the last
+# quarter of a second of its history with it, about 30 files on a fast machine: that must be far less than half of the
+# files.
 SAMPLE = str(min(400, int(os.environ.get("QWORKER_EXAMPLE_FILES", "400"))))
 
 

@@ -116,7 +116,7 @@ def test_what_a_failed_batch_had_is_given_back_and_comes_again(spark: SparkSessi
     assert (count(url, State.READY), count(url, State.LEASED)) == (0, 0)
 
 
-# -- without Spark: its calls, in its order, and what comes between them ------------------------------------------------
+# -- without Spark: its calls, in its order, and what comes between them -----------------------------------------------
 
 
 def reader(url: str, **options: str) -> ConsumingReader:

@@ -1,4 +1,4 @@
-"""Archives and loads that the pipeline of commit 31528ec has left, and its stores, in the hands of the pipeline of today."""
+"""The pipeline of today reads archives, loads and stores that the pipeline of commit 31528ec has written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Writes docs/cli.md from the commands' own help: `python -m tests.support.cli_page`. What stands below `<!-- more -->` in a section is kept."""
+"""Write docs/cli.md from the help of the commands: `python -m tests.support.cli_page`.
+
+The text below `<!-- more -->` in a section is kept.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from qworker.cli.main import COMMANDS, GROUPS, cli
 __all__ = ["PAGE", "written"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
-_MARK = "<!-- Written from here on by `python -m tests.support.cli_page` from the help of the commands; a test compares. -->"
+_MARK = "<!-- Written from here on by `python -m tests.support.cli_page` from the commands' help. A test compares. -->"
 _MORE = "<!-- more -->"
 # What is code in a help text: options, variables, URLs with a scheme only.
 _CODE = re.compile(r"(?<![`\w-])(--[a-z][a-z-]*|(?:QWORKER|FSQ|RFQ)_[A-Z_]+[A-Z*](?:<OPTION>)?)(?![\w`])")

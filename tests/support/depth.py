@@ -1,4 +1,4 @@
-"""How deep the tests go: a factor for kills, seeds and examples. 1 is what a change is tested with; `make test-deep` asks for more."""
+"""The depth of the tests: a factor for kills, seeds and examples. `make test-deep` uses a higher one than 1."""
 
 from __future__ import annotations
 

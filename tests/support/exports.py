@@ -9,7 +9,7 @@ __all__ = ["check_exports"]
 
 
 def check_exports(package: str, *, leave_out: frozenset[str] = frozenset()) -> int:
-    """Import each module under a package, check that what its `__all__` names exists, and return how many there were."""
+    """Import each module under a package, check that the names in its `__all__` exist, and return their number."""
     checked = 0
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, prefix=f"{package}."):
         if module.name in leave_out or module.name.endswith("__main__"):

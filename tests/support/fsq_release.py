@@ -17,8 +17,8 @@ __all__ = ["install_fsq", "interpreters"]
 WHEELS = ["fsq==0.2.5", "jsonrpclib-pelix==1.2.0"]
 FOR_PYTHON2 = ["fsq==0.2.5", "jsonrpclib==0.1.7"]
 
-# What fissix leaves to do, so that the release behaves under Python 3 as it does under Python 2.7. Each text is replaced wherever it
-# stands in these files; one that is nowhere is an error.
+# What fissix leaves to do, so that the release behaves under Python 3 as it does under Python 2.7. Each text is
+# replaced wherever it stands in these files; one that is nowhere is an error.
 FIXES: list[tuple[str, str, str]] = [
     # Bodies are bytes. A buffer of bytes has no descriptor, and says so.
     (

@@ -1,4 +1,4 @@
-"""Golden texts: what programs read from qworker, as it is today, in `tests/golden`. A rename changes the file in its own commit.
+"""The texts that programs read from qworker, in `tests/golden`. A change of one changes the file in its commit.
 
 `QWORKER_TEST_GOLDEN=write make test ARGS="-k golden"` writes them.
 """

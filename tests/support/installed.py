@@ -1,4 +1,4 @@
-"""Programs of others that tests run against: installed once per machine, whatever number of test processes ask for them."""
+"""Programs of other projects for tests, which are installed once per machine for all test processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing is skipped: a test that cannot run here is a failure, with its reason. What tests need is installed before them."""
+"""No test is skipped: a test that cannot run here fails with the reason. Install its needs before."""
 
 from __future__ import annotations
 

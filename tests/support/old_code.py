@@ -18,7 +18,7 @@ FIRST = "31528ec"
 
 
 def unpack_commit(commit: str, folder: Path) -> dict[str, str]:
-    """Unpack a commit's code; the environment in which this Python imports it, with its backends, and nothing of today's.
+    """Unpack a commit's code. Return the environment in which this Python imports it and its backends.
 
     Raises:
         AssertionError: it is not in this copy of the repository.

@@ -1,9 +1,9 @@
 """The blocks of the pages, and what proves each kind of them.
 
-A `python`, `toml` or `ini` block that begins with `# NAME` is that file; one that begins with `# NAME, continued` is what follows in it.
-A `console` block is a session: each line after `$ ` is run by a
-shell, and the lines under it must appear in what it prints, in their order, where `...` stands for anything. `sh` and `bash` blocks are
-commands to type: each must be known, and those of qworker are parsed by the command line itself.
+A `python`, `toml` or `ini` block that begins with `# NAME` is that file; one that begins with `# NAME, continued` is
+what follows in it. A `console` block is a session: each line after `$ ` is run by a shell, and the lines under it must
+appear in what it prints, in their order, where `...` stands for anything. `sh` and `bash` blocks are commands to type:
+each must be known, and those of qworker are parsed by the command line itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A journaled file system in a file, which can go down without writing what it had not written: as root, in `serial` tests."""
+"""A journaled file system in a file, which can go down without writing its cache: as root, in `serial` tests."""
 
 from __future__ import annotations
 

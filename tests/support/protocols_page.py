@@ -28,8 +28,8 @@ its protocol does not support every rule. The dialect declares such a rule as a 
 it.
 
 [`qworker move`](cli.md#qworker-move) works between all protocols. `memory:`, `file:`, `redis:` and `sq:` keep ids. The
-others assign new ids in the form of their protocol. If a protocol has no place for [fields and argv](envelope.md#parcels), they still
-survive a move.
+others assign new ids in the form of their protocol. If a protocol has no place for
+[fields and argv](envelope.md#parcels), they still survive a move.
 
 """
 

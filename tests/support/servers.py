@@ -1,4 +1,4 @@
-"""Real servers for tests: started on ports and sockets of their own, stopped by pid, and never shared with anything else."""
+"""Real servers for tests, on their own ports and sockets. They are stopped by pid and never shared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tests.support.waiting import wait_for
 
 __all__ = ["PROGRAMS", "MovedClock", "RedisHarness", "RedisServer", "free_port"]
 
-# The programs that queues are to live in: the system's, and those that tests/install-tools.sh fetches; they are built for one processor.
+# The programs that queues are to live in: the system's, and those that tests/install-tools.sh fetches; they are built
+# for one processor.
 PROGRAMS = ["redis-server", *(["redis-6.2", "valkey-8.1", "valkey-9.1"] if platform.machine() == "x86_64" else [])]
 _FETCHED = Path(__file__).parents[2] / ".venv" / ".servers"
 

@@ -1,4 +1,4 @@
-"""Waiting in tests, and working for a time: only what stands here may sleep, and tests/unit/test_hygiene.py checks it."""
+"""Waiting in tests. Only this module can sleep, and tests/unit/test_hygiene.py checks this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEP = 0.005
 def wait_for(
     condition: Callable[[], T], what: str = "", show: Callable[[], str] = lambda: "", timeout: float = PATIENCE
 ) -> T:
-    """Poll a condition until its result is true, and return that result. `qworker.testing.wait_until` is the same for coroutines.
+    """Poll a condition until its result is true, and return it. For coroutines use `qworker.testing.wait_until`.
 
     Args:
         condition: Called every 5 ms. It may raise to end the wait.
@@ -49,7 +49,7 @@ def becomes_true(condition: Callable[[], object], within: float) -> bool:
 
 
 async def give_turns(count: int = 100) -> None:
-    """Let everything on the event loop run that can run without time: what must not happen would have happened by then."""
+    """Let all tasks run on the event loop that do not wait for time, to check that something does not happen."""
     for _ in range(count):
         await asyncio.sleep(0)
 

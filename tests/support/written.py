@@ -1,4 +1,4 @@
-"""What the code of commit 31528ec wrote, brought back: tests/fixtures/written-by-31528ec has it, and the program that made it."""
+"""The files that commit 31528ec wrote. tests/fixtures/written-by-31528ec has them, and the program that wrote them."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def unpack_all(kind: str, folder: Path) -> None:
 
 
 def _move_nothing(root: Path) -> None:
-    """A lease of mq: remembers the change time of its file, which a copy cannot have: by another one somebody has moved it since."""
+    """A lease of mq. It has the change time of its file, which a copy of the file cannot have."""
     for path in (root / ".qworker" / "lease").iterdir():
         record = json.loads(path.read_bytes())
         if record.get("moved"):

@@ -1,6 +1,7 @@
 """An app as users write it: mypy and pyright, both strict, must find nothing here, and miss nothing that is marked.
 
-A marked line that is no longer an error is one itself (`warn_unused_ignores`, `reportUnnecessaryTypeIgnoreComment`). `make check` runs both.
+A marked line that is no longer an error is one itself (`warn_unused_ignores`, `reportUnnecessaryTypeIgnoreComment`).
+`make check` runs both.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def stored(function: Callable[P, R]) -> Callable[Concatenate[Context, P], R]:
 def decorated(row: int) -> None: ...
 
 
-# -- calls ---------------------------------------------------------------------------------------------------------------
+# -- calls -------------------------------------------------------------------------------------------------------------
 
 
 async def calls() -> None:

@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("unit")
 
 
 class Flaky(MemoryBackend):
-    """A memory store: what is named in `broken` raises, `hook` is called with each call's name, `commits` lets settlements end."""
+    """A memory store. Calls in `broken` raise, `hook` gets each call's name, and `commits` lets settlements end."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, keep_done=KEEP_ALL)

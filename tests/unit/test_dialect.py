@@ -79,7 +79,10 @@ def test_plain_english_is_not_found(text: str) -> None:
 
 
 def test_code_and_quotations_of_a_page_are_not_checked() -> None:
-    page = 'Not "is no URL", `told` or [this](anew.md):\n\n```text\nlikewise\n```\n\n| rule | why |\n|---|---|\n| `a` | told |\n'
+    page = (
+        'Not "is no URL", `told` or [this](anew.md):\n\n```text\nlikewise\n```\n\n'
+        "| rule | why |\n|---|---|\n| `a` | told |\n"
+    )
     assert problems_in(page_texts("page.md", page)) == []
 
 

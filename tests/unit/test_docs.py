@@ -1,6 +1,7 @@
 """Every block of every page is proved, outside of the checkout; and links lead somewhere.
 
-What proves a block depends on its language (see tests/support/pages.py). A block that nothing here understands fails its page's test.
+What proves a block depends on its language (see tests/support/pages.py). A block that nothing here understands fails
+its page's test.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ INSTALL = {"docs/howto/backend.md"}
 SPARK = "docs/pipeline/"
 # Programs of others.
 _PROGRAMS = """
-. apt-get cat convert-to-thumbnail cp curl docker echo find hostname kubectl ls mv openssl pip pkill printf pytest rfq rm sed seq sh
-spark-submit uvicorn
+. apt-get cat convert-to-thumbnail cp curl docker echo find hostname kubectl ls mv openssl pip pkill printf pytest rfq
+rm sed seq sh spark-submit uvicorn
 """
 PROGRAMS = set(_PROGRAMS.split())
 # Commands of qworker that end by themselves, and need nothing but a store: they are run.

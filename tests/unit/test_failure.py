@@ -51,7 +51,10 @@ def python_text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).rstrip()
 
 
-SEVERAL_LINES = "1 validation error for Order\namount\n  Input should be a valid integer\n    For further information visit https://errors"
+SEVERAL_LINES = (
+    "1 validation error for Order\namount\n  Input should be a valid integer\n"
+    "    For further information visit https://errors"
+)
 GROUP = ExceptionGroup("many", [ValueError("a\nb"), ExceptionGroup("some", [OSError("x")])])
 
 

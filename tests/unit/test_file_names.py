@@ -26,7 +26,8 @@ from qworker_file.names import (
     with_tries,
 )
 
-# What an argument may hold: any text that a file system can keep, with the characters that mean something in names more often.
+# What an argument may hold: any text that a file system can keep, with the characters that mean something in names more
+# often.
 ARGUMENTS = st.lists(st.text(st.one_of(st.sampled_from("_%/.~-\0é"), st.characters(exclude_categories=["Cs"]))))
 IDS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}", fullmatch=True)
 FILE_NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1)

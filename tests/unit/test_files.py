@@ -27,8 +27,8 @@ sys.stdin.readline()
 os.write(fd, b"more")
 """
 
-# Asks, and lets the writer begin at the one moment at which the kernel has to tell somebody of it: between taking the read lease and
-# giving it back. In a process of its own, which the kernel's signal would end if it were the usual one.
+# Asks, and lets the writer begin at the one moment at which the kernel has to tell somebody of it: between taking the
+# read lease and giving it back. In a process of its own, which the kernel's signal would end if it were the usual one.
 ASKING = """
 import fcntl, os, signal, subprocess, sys
 from qworker.kit import files, linux

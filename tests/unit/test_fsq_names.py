@@ -1,4 +1,4 @@
-"""Names of fsq items: what is written is read back, in the protocol's own way, and no name is too strange to be refused."""
+"""Names of fsq items: each written name is read back, and each name that is not valid is refused."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ async def test_a_pulse_stands_still_with_its_loop() -> None:
     assert pulse.stalled_seconds() == 0.0, "a loop that has ended does not stand still"
 
 
-# -- who is answered, and what is not put up with -----------------------------------------------------------------------
+# -- who is answered, and what is not put up with ----------------------------------------------------------------------
 
 
 def test_probes_need_no_token_and_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The manifests of examples/kubernetes: Kubernetes' own schemas accept them, and they keep the promises of their comments."""
+"""The manifests of examples/kubernetes: Kubernetes' schemas accept them, and they do what their comments say."""
 
 from __future__ import annotations
 

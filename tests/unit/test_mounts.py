@@ -14,7 +14,8 @@ from qworker.kit.mounts import Mount, find_mount
 BTRFS = """\
 61 1 0:33 /root / rw,relatime shared:1 - btrfs /dev/nvme0n1p3 rw,seclabel,compress=zstd:1,ssd,subvolid=257,subvol=/root
 38 61 0:6 / /dev rw,nosuid shared:2 - devtmpfs devtmpfs rw,seclabel,size=4096k
-97 61 0:33 /home /home rw,relatime shared:48 - btrfs /dev/nvme0n1p3 rw,seclabel,compress=zstd:1,subvolid=256,subvol=/home
+97 61 0:33 /home /home rw,relatime shared:48 - btrfs /dev/nvme0n1p3 rw,seclabel,compress=zstd:1,\
+subvolid=256,subvol=/home
 99 61 259:2 / /boot rw,relatime shared:50 - ext4 /dev/nvme0n1p2 rw,seclabel
 104 97 0:52 / /home/me/with\\040space\\134 rw - xfs /dev/mapper/a\\040b rw,attr2,noquota
 """

@@ -1,4 +1,4 @@
-"""Moving queues between backends: nothing is lost at any point at which the move may end, and nothing moved runs twice."""
+"""Moving queues between backends: wherever the move ends, no message is lost, and no moved message runs twice."""
 
 from __future__ import annotations
 

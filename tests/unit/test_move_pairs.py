@@ -1,4 +1,4 @@
-"""From each kind of store to each other, and back to memory: what a message is survives, whatever the protocols have a place for."""
+"""Move messages from each kind of store to each other one and back to memory: their properties survive."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ async def create_default(folder: Path) -> None:
 
 
 def test_what_the_refusal_says_to_do_works_in_every_greenlet(tmp_path):
-    # Five threads that create one queue would open and close many files: gevent's `os.close` in a thread can take a number that
-    # is open again for one that it is still closing.
+    # Five threads that create one queue would open and close many files: gevent's `os.close` in a thread can take a
+    # number that is open again for one that it is still closing.
     asyncio.run(create_default(tmp_path))
     assert run(tmp_path, "advised") == ["stored default"] * 5
     assert len(list((tmp_path / "spool" / "default" / "queue").iterdir())) == 5

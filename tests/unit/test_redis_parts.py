@@ -159,7 +159,7 @@ def test_slots_are_those_of_a_cluster() -> None:
     assert queue_slot("q") == key_slot(b"qworker:q")
 
 
-# -- batch senders -------------------------------------------------------------------------------------------------------------
+# -- batch senders -----------------------------------------------------------------------------------------------------
 
 
 def gated() -> tuple[list[list[int]], asyncio.Event, Callable[[Sequence[int]], Awaitable[list[int]]]]:

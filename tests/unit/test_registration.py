@@ -343,7 +343,10 @@ def test_a_handler_in_a_process_is_found_by_its_name(tasks):
 
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_a_handler_whose_result_was_to_be_run_has_failed(tasks, is_async):
-    """A decorator can hide a generator or a coroutine function: its body does not run, so that its message is not done."""
+    """A decorator can hide a generator or a coroutine function.
+
+    Its body does not run, so its message must not be acked.
+    """
 
     async def later() -> None: ...
 

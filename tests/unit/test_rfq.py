@@ -54,7 +54,7 @@ def settlements(leases: list[Lease], how: SettleAction = SettleAction.ACK) -> li
     return [Settlement(lease=lease, action=how) for lease in leases]
 
 
-# -- maps and ids --------------------------------------------------------------------------------------------------------
+# -- maps and ids ------------------------------------------------------------------------------------------------------
 
 
 def hgetall(packed: bytes) -> list[bytes]:
@@ -130,7 +130,7 @@ def test_fields_that_are_no_text_or_qworkers_own_are_refused(fields: dict[str, A
         encode("0" * 32, Draft(body=b"", fields=fields))
 
 
-# -- a hostile keyspace --------------------------------------------------------------------------------------------------
+# -- a hostile keyspace ------------------------------------------------------------------------------------------------
 
 
 async def test_hostile_messages_are_set_aside_and_all_others_flow(backend: Backend, client: Redis) -> None:
@@ -221,7 +221,7 @@ async def test_a_message_that_was_purged_by_another_is_lost_to_its_holder(backen
     assert (await backend.stats(TOPIC)).failed == 0
 
 
-# -- commands and URLs ---------------------------------------------------------------------------------------------------
+# -- commands and URLs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("message", ["", "{", "[]", "{}", '"x"', '{"k": {}}', '{"k": null}', '{"k": true}', "[" * 5000])

@@ -108,7 +108,7 @@ def test_check_agrees_with_python(work, args, kwargs):
 
 
 def _bound_nevertheless(work, args, kwargs):
-    """Python 3.13.0 alone binds a positional-only argument by its name: what `inspect` accepts there, `check` accepts."""
+    """Only Python 3.13.0 binds a positional-only argument by its name. `check` accepts what `inspect` accepts there."""
     try:
         inspect.signature(work).bind(*args, **kwargs)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What qworker gives the tests of apps: failures that say why, and queues in memory that refuse what the app's store refuses."""
+"""The helpers for tests of apps: clear failures, and queues in memory that refuse what the app's store refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What went wrong is one line everywhere, and all of it where it is asked for, also while a message waits for its retry."""
+"""An error is shown as one line everywhere, and completely on request, even while a message waits for its retry."""
 
 from __future__ import annotations
 

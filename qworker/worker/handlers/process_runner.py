@@ -1,6 +1,6 @@
 """Plain functions run in processes, for work that holds the interpreter's lock.
 
-Each process has one message at a time, over a socket of its own. So a process that dies, or is killed because its time
+Each process has one message at a time, over its own socket. So a process that dies, or is killed because its time
 is up, harms no other message, as it would in a pool with a common queue. Processes start when they are needed and are
 reused.
 """
@@ -55,7 +55,7 @@ def check_importable(handler: Handler) -> None:
 def _flags() -> list[str]:
     """Return the interpreter's flags (`-O`, `-X dev`, `-W error`), for a process that runs handlers as this one would.
 
-    The standard library has the list for multiprocessing, but no public name for it. Without it there are none.
+    The standard library has the list for multiprocessing, but not under a public name. Without it, no flags are passed.
     """
     flags: Callable[[], list[str]] = getattr(subprocess, "_args_from_interpreter_flags", list)
     return flags()

@@ -1,7 +1,7 @@
 """One module per figure: `measure(bench)` returns what it found; its other functions run in processes of their own.
 
-A figure with peers also has `own(bench)`: qworker's side alone, in numbers of its own instead of ratios. Two codes are compared
-by the numbers' names (`Figure.what`), and not by ratios: so each ratio stands beside a number of its own.
+A figure with peers also has `own(bench)`: qworker's side alone, in numbers of its own instead of ratios. Two codes are
+compared by the numbers' names (`Figure.what`), and not by ratios: so each ratio stands beside a number of its own.
 """
 
 from __future__ import annotations

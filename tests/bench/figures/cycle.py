@@ -1,7 +1,7 @@
-"""The full cycle on a directory: publish in batches, lease, run and ack through the real worker, with and without syncs.
+"""The full cycle on a directory, with and without syncs: publish in batches, lease, run and ack with the real worker.
 
-Messages go the way that they go in service: one process publishes while one worker, in another, takes them. What it costs
-when a single process first publishes everything and then works it off is told beside that.
+Messages go the way that they go in service: one process publishes while one worker, in another, takes them. What it
+costs when a single process first publishes everything and then works it off is told beside that.
 """
 
 from __future__ import annotations

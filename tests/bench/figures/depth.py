@@ -35,7 +35,8 @@ def measure(bench: Bench) -> list[Figure]:
             measured=median(beneath[sync]) / median(shallow[sync]),
             unit="x",
             rounds=[one / other for one, other in zip(beneath[sync], shallow[sync], strict=True)],
-            note=f"{median(beneath[sync]):.0f} us and {median(shallow[sync]):.0f} us, publish included; the first listing is not",
+            note=f"{median(beneath[sync]):.0f} us and {median(shallow[sync]):.0f} us, publish included;"
+            " the first listing is not",
         )
         for sync in shallow
     ] + [

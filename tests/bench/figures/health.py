@@ -1,4 +1,4 @@
-"""A handler that keeps the loop and the interpreter's lock for seconds: the health port answers, and the lease is extended."""
+"""The health port answers and the lease is extended while a handler blocks the loop and the interpreter's lock."""
 
 from __future__ import annotations
 

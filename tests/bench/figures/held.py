@@ -34,7 +34,8 @@ def measure(bench: Bench) -> list[Figure]:
             measured=median(ratios),
             unit="x",
             rounds=ratios,
-            note=f"{median(times['held']):.0f} us and {median(times['fresh']):.0f} us of CPU for each message to an idle worker",
+            note=f"{median(times['held']):.0f} us and {median(times['fresh']):.0f} us"
+            " of CPU for each message to an idle worker",
         ),
         *(
             Figure(

@@ -15,8 +15,8 @@ from harness.bench import Child
 from harness.report import percentile
 
 _FOREIGN = "mv"
-# Milliseconds between two messages: the worker waits before each. After the longer pauses the processors' caches are somebody
-# else's, all the more on a shared host, and the same code takes two or three times as long; so both are told.
+# Milliseconds between two messages: the worker waits before each. After the longer pauses the processors' caches are
+# somebody else's, all the more on a shared host, and the same code takes two or three times as long; so both are told.
 SHORT, LONG = (2, 5), (10, 30)
 
 

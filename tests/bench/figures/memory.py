@@ -77,7 +77,7 @@ def _open_files(pid: int) -> int:
 
 
 def feed(given: dict[str, Any]) -> None:
-    """Publish calls of `noop` as they are worked off; say how many now and then, and `idle` after a tenth and after all."""
+    """Publish calls of `noop` as they are run. Print their number, and `idle` after a tenth of them and after all."""
     from harness.work import QUEUE, run_loop, say
     from qworker import Draft
     from qworker.backend import Backend

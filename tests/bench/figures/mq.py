@@ -1,4 +1,4 @@
-"""The mq endpoints over `mq:` with durable accept: 64 connections that each wait for their answer; client and server share the machine."""
+"""The mq endpoints over `mq:` with durable accept, for 64 connections from clients on the same machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Redis that is killed and started again under load, with `appendfsync always`: what is lost, and when work goes on."""
+"""A Redis with `appendfsync always` that is killed and started again under load: lost messages, and time to recover."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def measure(bench: Bench) -> list[Figure]:
             asked=0,
             measured=accepted - len(ledger.done),
             unit="",
-            note=f"of {accepted:,}; {ledger.repeated} ran again after they were done, {ledger.overlapped} twice at once",
+            note=f"of {accepted:,}; {ledger.repeated} ran again after they were done,"
+            f" {ledger.overlapped} twice at once",
         ),
         Figure(
             figure="outage",

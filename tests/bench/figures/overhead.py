@@ -1,4 +1,4 @@
-"""What a worker spends on a message besides the handler: CPU on the memory backend, with a handler that does nothing."""
+"""The CPU that a worker needs for a message besides the handler, on the memory backend."""
 
 from __future__ import annotations
 

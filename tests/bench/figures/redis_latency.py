@@ -73,7 +73,8 @@ def _latency(
             asked=asked,
             measured=percentile(ours, 0.5) / percentile(theirs[best], 0.5),
             unit="x",
-            note=f"p50 {percentile(ours, 0.5):.2f} ms, p99 {percentile(ours, 0.99):.2f}; {best}: {percentile(theirs[best], 0.5):.2f} ms",
+            note=f"p50 {percentile(ours, 0.5):.2f} ms, p99 {percentile(ours, 0.99):.2f};"
+            f" {best}: {percentile(theirs[best], 0.5):.2f} ms",
         ),
         *told(
             f"enqueue to start, {apart}, p50",

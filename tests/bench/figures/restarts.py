@@ -1,4 +1,4 @@
-"""Rolling restarts: workers are replaced one after another while messages are in flight, on a directory and on a Redis."""
+"""Rolling restarts under load, on a directory and on Redis: workers are replaced one after another."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ def _figures(name: str, rates: dict[str, list[float]]) -> list[Figure]:
             measured=median(ratios),
             unit="x",
             rounds=ratios,
-            note=f"{median(rates['2']):,.0f}/s and {median(rates['1']):,.0f}/s on {os.cpu_count()} processors; {spread(ratios)}",
+            note=f"{median(rates['2']):,.0f}/s and {median(rates['1']):,.0f}/s"
+            f" on {os.cpu_count()} processors; {spread(ratios)}",
         ),
         Figure(
             figure="scaling",
@@ -139,10 +140,10 @@ def work(given: dict[str, Any]) -> dict[str, int]:
 
 
 class _Claims:
-    """Counts how often a message is claimed, and how often another had it: by standing in for the three calls that a claim makes.
+    """Count the claims of messages and those that came too late, by replacing the three calls of a claim.
 
-    A claim opens the file, locks it and renames it into lease/; each of these may find that it comes too late. A backend that
-    claims otherwise shows no attempts at all, which is an error and no good result.
+    A claim opens the file, locks it and renames it into lease/; each of these may find that it comes too late. A
+    backend that claims otherwise shows no attempts at all, which is an error and no good result.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,7 @@ def fill(given: dict[str, Any]) -> None:
 
 
 def archive_all(given: dict[str, Any]) -> dict[str, float]:
-    """The seconds of a run, and of one that deletes; and the most memory that this process, the driver, had in the first."""
+    """Return the seconds of a run and of one that deletes, and the peak memory of this process in the first."""
     from qworker.pipeline.jobs.archive import archive
     from qworker.pipeline.session import start_session
 

@@ -1,4 +1,4 @@
-"""`load` of a Parquet table into a directory and into Redis, beside a loop of awaited enqueues; and with task processes killed."""
+"""`load` of a Parquet table into a directory and into Redis, compared with awaited enqueues, and with killed tasks."""
 
 from __future__ import annotations
 

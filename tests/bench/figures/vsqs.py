@@ -1,4 +1,4 @@
-"""Draining a deep vsqs queue: a worker of ours, beside the vsqs package, whose receive lists the directory for each message."""
+"""A deep vsqs queue, drained by a worker and by the vsqs package, which lists the directory for each message."""
 
 from __future__ import annotations
 

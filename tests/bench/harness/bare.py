@@ -1,4 +1,4 @@
-"""A message's life in nothing but system calls, with the names and directories of the real one: what the kernel takes of a figure."""
+"""The system calls of a message's life, with real names and directories: the kernel's share of a figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAKE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOATIM
 
 
 class BareQueue:
-    """Directories that are opened beforehand, and the calls of the directory protocol on them, by one process without a rival.
+    """Open directories, and the calls of the directory protocol on them, by one process without competition.
 
     Args:
         folder: empty.
@@ -64,7 +64,7 @@ class BareQueue:
 
 
 class BareBulk:
-    """A bulk write: files in small directories, by several processes at once; then one process moves them all to one directory.
+    """A bulk write: several processes create files in small directories, and one process moves them to one directory.
 
     Args:
         folder: empty.

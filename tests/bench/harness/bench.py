@@ -87,7 +87,7 @@ class Bench:
 
 
 class Child:
-    """A figure's function in a process of its own: `child.py MODULE FUNCTION`, its parameters and orders by standard input.
+    """A figure's function in its own process: `child.py MODULE FUNCTION`. It reads its parameters from standard input.
 
     Each line that it prints with `say` can be read with `read`; what it returns comes last.
     """

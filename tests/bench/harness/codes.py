@@ -1,7 +1,7 @@
 """Two states of qworker beside each other: each installed from its own tree into an environment of its own.
 
-An environment has everything that the bench's own has, but for what belongs to qworker; the entry points of an installed
-qworker, by which backends are found, are those of its tree. So each code is driven by its own bench.
+An environment has everything that the bench's own has, but for what belongs to qworker; the entry points of an
+installed qworker, by which backends are found, are those of its tree. So each code is driven by its own bench.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def commit_named(commit: str) -> str:
 def code_at(commit: str, folder: Path) -> Code:
     """The code of a commit.
 
-    A commit whose bench cannot measure qworker's own side alone is driven by the first bench that can: that of the commit
-    which brought it.
+    A commit whose bench cannot measure qworker's own side alone is driven by the first bench that can: that of the
+    commit which brought it.
 
     Args:
         commit: its hash.
@@ -161,7 +161,7 @@ def _installed(name: str, tree: Path, folder: Path) -> Code:
 
 
 def _link_requirements(packages: Path) -> None:
-    """Let an environment have what the bench's own has, but for what belongs to qworker, and for what points elsewhere."""
+    """Copy the bench's own environment, without the parts of qworker and without links to other places."""
     skipped = _of_qworker() | {"__pycache__"}
     for folder in map(Path, sys.path):
         if folder.name not in {"site-packages", "dist-packages"} or not folder.is_dir():

@@ -25,7 +25,8 @@ def measuring_disk(base: Path | None) -> Iterator[tuple[Path, str]]:
     """A folder to measure in, and what is known of its file system.
 
     Args:
-        base: measure in this folder as it is; None: on an image, or, where none can be mounted, in the temporary folder.
+        base: measure in this folder as it is; None: on an image, or, where none can be mounted, in the temporary
+            folder.
     """
     if base is not None:
         with tempfile.TemporaryDirectory(prefix="qworker-bench-", dir=base) as folder:

@@ -139,7 +139,8 @@ class Ledger:
         self._at = 0
         self._open: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
-        # Runs that began while an earlier one of the same message lived, or after one was done; and runs that were cut short.
+        # Runs that began while an earlier one of the same message lived, or after one was done; and runs that were cut
+        # short.
         self.overlapped = 0
         self.repeated = 0
         self.cut = 0

@@ -1,4 +1,4 @@
-"""One number of the old code and of the new one, from rounds in turns: their ratio, and whether the new one is worse."""
+"""One number of the old and of the new code, from alternating rounds: the ratio, and whether the new one is worse."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """`ok`; `within the spread`: below the least share, but the old code had a round that was no better; or `worse`."""
+        """`ok`, `worse`, or `within the spread`: too low, but the old code had a round that was not better."""
         if self.ratio >= LEAST:
             return "ok"
         found = median(self.new)
@@ -61,8 +61,8 @@ def compared(
 ) -> tuple[list[Comparison], list[str]]:
     """What both codes measured, in the order of the new one; and what only one of them did, a line each.
 
-    Ratios are left out: one of two numbers of the same code falls when its other number gets better. What they are made of
-    is there.
+    Ratios are left out: one of two numbers of the same code falls when its other number gets better. What they are made
+    of is there.
 
     Args:
         old: the figures of each round, as `--json` writes them.

@@ -97,7 +97,7 @@ class Finished:
 
 
 async def work_off(tasks: Tasks, count: int, concurrency: int) -> tuple[float, float]:
-    """Let a worker settle `count` messages, in a process as `qworker run` has it; the seconds, and those of CPU, to the last settlement.
+    """Run a worker as `qworker run` does. Return the seconds and CPU seconds until `count` messages are settled.
 
     Raises:
         RuntimeError: a message failed: whatever was measured, it was not the work.

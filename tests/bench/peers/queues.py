@@ -1,7 +1,7 @@
 """Other file and SQLite queues, each at its documented best: `queues.py PEER FOLDER DEPTH COUNT SECONDS`.
 
-Runs in an environment of the peers' own, fsq's part under Python 2.7 too; prints microseconds per publish and per take + ack, with
-DEPTH messages waiting. Each half stops after COUNT messages or SECONDS.
+Runs in an environment of the peers' own, fsq's part under Python 2.7 too; prints microseconds per publish and per take
++ ack, with DEPTH messages waiting. Each half stops after COUNT messages or SECONDS.
 """
 
 from __future__ import print_function

@@ -1,9 +1,10 @@
-"""Other task queues on Redis, each at its best documented settings, results off: `redis_queues.py PEER ACTION URL COUNT`.
+"""Other task queues on Redis, with their best documented settings: `redis_queues.py PEER ACTION URL COUNT`.
 
-Actions: `enqueue` and `bulk` print seconds per call; `fill` only enqueues; `work` runs COUNT waiting tasks in one process at
-concurrency 100 (the sync ones: their best number of threads) and prints what it took from the first start to the last end, without the
-last acks; `listen` prints `ready`, and then the milliseconds from the time in each of COUNT tasks to its start; `send` enqueues them with
-pauses between the two numbers of seconds that follow. Runs in an environment of the peer's own.
+Actions: `enqueue` and `bulk` print seconds per call. `fill` only enqueues. `work` runs COUNT waiting tasks in one
+process at concurrency 100 (synchronous ones: with their best number of threads), and prints the seconds from the first
+start to the last end, without the last acks. `listen` prints `ready`, and then the milliseconds from the time in each
+of COUNT tasks to its start. `send` enqueues them with pauses between the two numbers of seconds that follow. Each peer
+has its own environment.
 """
 
 from __future__ import annotations

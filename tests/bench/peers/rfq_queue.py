@@ -1,4 +1,4 @@
-"""The rfq package: `rfq_queue.py PORT COUNT BATCH`; prints microseconds per publish (one by one where BATCH is 1), and per consume + commit.
+"""The rfq package: `rfq_queue.py PORT COUNT BATCH` prints microseconds per publish and per consume + commit.
 
 Runs in an environment of its own.
 """
