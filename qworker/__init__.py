@@ -11,6 +11,7 @@ Call          a call that is not enqueued yet, for `tasks.enqueue_many`
 Message       one unit of work in a queue
 Draft         a message to be published
 State         where a stored message is
+LeaseLost     an error: the lease of the message is lost
 QworkerError  the base class of all errors, which are in `qworker.errors`
 
 A first app:
