@@ -91,7 +91,7 @@ def test_a_table_goes_through_every_job(spark: SparkSession, qworker: Any, folde
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["report", "nowhere"], "there is no archive"),
+        (["report", "nowhere"], "the archive does not exist"),
         (["load", URL, "rows.xyz", "--task", "t"], "does not name a format"),
         (["load", URL, "absent.parquet", "--task", "t", "--queue", "q"], "absent.parquet"),
         (["replay", URL, "pictures", "--where", "nothing = 1"], "is not valid"),
