@@ -177,17 +177,13 @@ def extend_leases(store: Store, reaper: StoreReaper, leases: Sequence[Lease], vi
 
 
 def _extend_one(store: Store, lease: Lease, visibility: float) -> bool:
-    name = f"{lease.message.queue}:{lease.message.id}"
-    fd = lock_message(name, store.root.delay)
-    if fd < 0:
-        return False
-    try:
-        state = store.lease_states.read_valid(name, fd, lease.token)
-        if state is None:
+    with store.lock_lease(lease.message.queue, lease.message.id, lease.token) as locked:
+        if locked is None:
             return False
+        _, state = locked
         expires_at = store.clock.time() + visibility
         store.lease_states.write(
-            name,
+            f"{lease.message.queue}:{lease.message.id}",
             LeaseState(
                 tries=state.tries,
                 token=state.token,
@@ -203,19 +199,13 @@ def _extend_one(store: Store, lease: Lease, visibility: float) -> bool:
         if isinstance(lease, MqLease):
             lease.has_state = True
         return True
-    finally:
-        os.close(fd)
 
 
 def _find_lease(store: Store, queue: str, message_id: str, token: int) -> MqLease | None:
-    name = f"{queue}:{message_id}"
-    fd = lock_message(name, store.root.delay)
-    if fd < 0:
-        return None
-    try:
-        state = store.lease_states.read_valid(name, fd, token)
-        if state is None:
+    with store.lock_lease(queue, message_id, token) as locked:
+        if locked is None:
             return None
+        fd, state = locked
         message = Message(
             id=message_id,
             queue=queue,
@@ -225,8 +215,6 @@ def _find_lease(store: Store, queue: str, message_id: str, token: int) -> MqLeas
             original_id=state.origin or None,
         )
         return MqLease(message=message, token=token, expires_at=state.expires_at, moved=state.moved)
-    finally:
-        os.close(fd)
 
 
 def _read_body(fd: int) -> bytes:

@@ -13,7 +13,7 @@ from qworker.message import SettleAction, Settlement
 from qworker_mq.daemons import Trash
 from qworker_mq.layout import QueueDirs, try_rename
 from qworker_mq.lease_state import LeaseState
-from qworker_mq.message_lock import LOCK_TIMEOUT, MessageLocked, NotARegularFile, lock_message
+from qworker_mq.message_lock import LOCK_TIMEOUT, MessageLocked, NotARegularFile
 from qworker_mq.store import OpenQueue, Store
 from qworker_mq.window import SLICE
 
@@ -80,13 +80,10 @@ def settle_one(store: Store, settlement: Settlement, dirs: QueueDirs) -> bool:
     """
     lease = settlement.lease
     name = f"{lease.message.queue}:{lease.message.id}"
-    fd = lock_message(name, store.root.delay)
-    if fd < 0:
-        return False
-    try:
-        state = store.lease_states.read_valid(name, fd, lease.token)
-        if state is None:
+    with store.lock_lease(lease.message.queue, lease.message.id, lease.token) as locked:
+        if locked is None:
             return False
+        _, state = locked
         if settlement.action is SettleAction.ACK:
             return _ack(store, name)
         if settlement.action is SettleAction.FAIL_PERM:
@@ -95,8 +92,6 @@ def settle_one(store: Store, settlement: Settlement, dirs: QueueDirs) -> bool:
         after = state.without_lease(tries=state.tries + failed, error=settlement.error)
         due_at = store.clock.time() + settlement.delay if settlement.delay > 0 else 0.0
         return release(store, name, lease.message.id, dirs, after, due_at)
-    finally:
-        os.close(fd)
 
 
 def _ack(store: Store, name: str) -> bool:

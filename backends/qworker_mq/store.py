@@ -21,7 +21,8 @@ from qworker.kit.linux import boot_id
 from qworker.names import check_queue
 from qworker_mq.due import DueIndex
 from qworker_mq.layout import QueueDirs, Root
-from qworker_mq.lease_state import LeaseStates
+from qworker_mq.lease_state import LeaseState, LeaseStates
+from qworker_mq.message_lock import lock_message
 from qworker_mq.options import MqOptions
 from qworker_mq.window import Window
 
@@ -133,6 +134,25 @@ class Store:
             or any(has_entry(*place) for place in places)
             or queue.due.get(message_id) is not None
         )
+
+    @contextmanager
+    def lock_lease(self, queue: str, message_id: str, token: int) -> Generator[tuple[int, LeaseState] | None]:
+        """Lock a leased message. The block's value is a descriptor of its file and its state, or None for a lost lease.
+
+        Raises:
+            MessageLocked: Another process is moving the message.
+            NotARegularFile: It is a link, a socket or something else.
+        """
+        name = f"{queue}:{message_id}"
+        fd = lock_message(name, self.root.delay)
+        if fd < 0:
+            yield None
+            return
+        try:
+            state = self.lease_states.read_valid(name, fd, token)
+            yield None if state is None else (fd, state)
+        finally:
+            os.close(fd)
 
     # -- durability --------------------------------------------------------------------------------------------------
 

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import getopt
-from typing import Any
-
 import click
 
 from qworker.backend.scan_source import ScanError, ScanOptions
 from qworker.cli.configured import did_you_mean
-from qworker.cli.options import Command, exit_code_options, item_limit_options
+from qworker.cli.fsq_statuses import EXIT_TEMPORARY, EXIT_USAGE, FsqStatusCommand
+from qworker.cli.options import exit_code_options, item_limit_options
 from qworker.cli.output import echo
 from qworker.errors import QworkerError, UsageError
 from qworker.names import check_queue
 from qworker.settings import setting
-from qworker.streams import ERROR_STREAM
 from qworker.tools.scan import open_source, scan
 
 __all__ = ["ProgramCommand", "command"]
 
-EXIT_TEMPORARY, EXIT_USAGE = 111, 100
 
-
-class ProgramCommand(Command):
+class ProgramCommand(FsqStatusCommand):
     """A command with the exit statuses of fsq, which ends with the arguments of another program.
 
     Its own options can be before URL, before QUEUE and before PROGRAM. All arguments after PROGRAM belong to PROGRAM.
     """
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Create the context. Wrong usage ends with status 100."""
-        try:
-            return super().make_context(info_name, args, parent, **extra)
-        except click.UsageError as error:
-            error.show(ERROR_STREAM)
-            raise click.exceptions.Exit(EXIT_USAGE) from error
-        except UsageError as error:
-            echo(f"qworker: {error}", err=True)
-            raise click.exceptions.Exit(EXIT_USAGE) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options of the command, but not those of the program."""

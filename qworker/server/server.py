@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 import socket
 import threading
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from qworker.errors import BackendUnavailable, UsageError
+from qworker.kit.network import is_loopback
 from qworker.server.app import MqApp
 from qworker.server.limits import LimitedProtocol, limited_protocol
 
@@ -29,19 +29,10 @@ def require_token_if_public(host: str, token: str | None) -> None:
     Raises:
         UsageError: `host` is not a loopback address, and there is no token.
     """
-    if token is None and not _is_loopback(host):
+    if token is None and not is_loopback(host):
         raise UsageError(f"listening on {host} requires a token: set QWORKER_HTTP_TOKEN, or listen on 127.0.0.1")
     if token is not None and (len(token) < 8 or not token.isascii() or not token.isprintable()):
         raise UsageError("QWORKER_HTTP_TOKEN must have at least 8 printable ASCII characters")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def bind(host: str, port: int) -> socket.socket:

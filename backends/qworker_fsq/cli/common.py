@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from qworker.backend.scan_source import ScanError
+from qworker.cli.fsq_statuses import EXIT_TEMPORARY, EXIT_USAGE, FsqStatusCommand
 from qworker.cli.options import URLCommand
 from qworker.cli.output import echo
 from qworker.errors import InvalidURL, QworkerError, UsageError
@@ -20,8 +21,6 @@ from qworker_fsq.environment import Constants
 from qworker_fsq.options import FsqOptions, parse_root
 
 __all__ = [
-    "EXIT_TEMPORARY",
-    "EXIT_USAGE",
     "FsqCommand",
     "FsqRoot",
     "open_fsq_root",
@@ -30,26 +29,11 @@ __all__ = [
     "print_warning",
 ]
 
-EXIT_TEMPORARY, EXIT_USAGE = 111, 100
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class FsqCommand(URLCommand):
+class FsqCommand(FsqStatusCommand, URLCommand):
     """A command that takes an `fsq:` URL, and exits with fsq's statuses."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Exit with status 100 on wrong usage."""
-        try:
-            return super().make_context(info_name, args, parent, **extra)
-        except click.UsageError as error:
-            error.show()
-            raise click.exceptions.Exit(EXIT_USAGE) from error
-        except UsageError as error:
-            print_warning(f"qworker: {error}")
-            raise click.exceptions.Exit(EXIT_USAGE) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Print an error as one line, and exit with status 100 or 111."""

@@ -8,9 +8,10 @@ import threading
 
 import click
 
+from qworker.cli.fsq_statuses import EXIT_TEMPORARY
 from qworker.errors import BackendError, UsageError
 from qworker.names import check_queue
-from qworker_fsq.cli.common import EXIT_TEMPORARY, FsqCommand, open_fsq_root, print_if, print_warning
+from qworker_fsq.cli.common import FsqCommand, open_fsq_root, print_if, print_warning
 from qworker_fsq.environment import NO_LIMITS
 from qworker_fsq.layout import QueueDir, require_queue
 from qworker_fsq.lease import ClaimedItem, SkipReason, claim

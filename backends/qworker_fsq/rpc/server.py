@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import ipaddress
 import socket
 import socketserver
 import threading
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 
 from qworker.errors import UsageError
+from qworker.kit.network import is_loopback
 from qworker_fsq.rpc.methods import RpcMethods
 
 __all__ = ["RpcServer", "require_token_if_public"]
@@ -29,21 +29,12 @@ def require_token_if_public(host: str, token: str | None, *, insecure: bool) -> 
     Raises:
         UsageError: `host` is not a loopback address.
     """
-    if token or insecure or _is_loopback(host):
+    if token or insecure or is_loopback(host):
         return
     raise UsageError(
         f"listening on {host} requires a token, because other machines could enqueue: set QWORKER_HTTP_TOKEN"
         " (clients push to http://x:TOKEN@HOST:PORT), or add --insecure"
     )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class RpcServer(socketserver.TCPServer):

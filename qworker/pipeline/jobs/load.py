@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.bulk import LoadDone, check_load
-from qworker.errors import InvalidArguments, UsageError
+from qworker.errors import UsageError
 from qworker.names import check_queue
 from qworker.pipeline.source.call_encoder import CALL, CallMaker
 from qworker.pipeline.source.row_reader import SOURCE
@@ -169,7 +169,7 @@ async def _done(options: WriteOptions) -> LoadDone:
     async with bulk_writer(options, options.load or "") as writer:
         done = await writer.done(0)
     if done is None:
-        raise InvalidArguments(f"the load {options.load} ended without a mark")
+        raise AssertionError(f"the load {options.load} ended without a mark")
     return done
 
 
