@@ -18,7 +18,7 @@ from qworker.definition.callables import check_handler, handler_name
 from qworker.definition.hints import exact_options
 from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.enqueue.portal import Portal
-from qworker.enqueue.tracing import is_tracing_possible, send_batch_span, trace_headers
+from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
@@ -213,9 +213,7 @@ class Tasks(Generic[State]):
 
     def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return the headers of a call: those of every source (see `add_header_source`), overridden by `given`."""
-        headers: dict[str, str] = {}
-        if is_tracing_possible():
-            headers.update(trace_headers())
+        headers = dict(trace_headers())
         for source in self._header_sources:
             found = source()
             check_headers(found, source)

@@ -15,7 +15,7 @@ from qworker.context import Context
 from qworker.definition.callables import handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.task_options import TaskOptions, call_options
-from qworker.enqueue.tracing import create_span, is_tracing_possible, send_span
+from qworker.enqueue.tracing import create_span, is_tracing_configured, send_span
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
 from qworker.message import Draft, Lease, Message
@@ -246,7 +246,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return a call for `Tasks.enqueue_many`. See `Task.call`."""
-        if not is_tracing_possible():
+        if not is_tracing_configured():
             return Call(self._queue, self._make_draft(args, kwargs))
         with create_span(self._queue, self._task.name) as span:
             draft = self._make_draft(args, kwargs)
@@ -267,7 +267,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a call. See `Task.enqueue`."""
-        if not is_tracing_possible():
+        if not is_tracing_configured():
             return await self._publish(self._make_draft(args, kwargs), None)
         with send_span(self._queue, self._task.name) as span:
             return await self._publish(self._make_draft(args, kwargs), span)

@@ -1,7 +1,7 @@
 """The producer's half of a trace: a span for each enqueueing call, whose context is in the envelope.
 
-As in `telemetry`, only OpenTelemetry's API is imported, and only if the application has configured an SDK. Otherwise a
-call costs one look-up. By the messaging semantic conventions `enqueue` is a span `send QUEUE` of kind PRODUCER, and the
+As in `telemetry`, OpenTelemetry's API is used only if the application has set a tracer provider. That the API is imported
+says nothing, because libraries with instrumentation import it wherever it is installed: redis-py does. By the messaging semantic conventions `enqueue` is a span `send QUEUE` of kind PRODUCER, and the
 span of the handler continues it. If calls are enqueued together, each has a span `create QUEUE`, which the span of its
 handler continues, and each batch has a span `send QUEUE` of kind CLIENT with links to them.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -20,7 +21,7 @@ __all__ = [
     "NAME",
     "create_span",
     "get_provider",
-    "is_tracing_possible",
+    "is_tracing_configured",
     "on_queue",
     "send_batch_span",
     "send_span",
@@ -32,19 +33,29 @@ NAME = "qworker"
 
 _API = "opentelemetry.trace"
 _modules = sys.modules
+_clock = time.monotonic
+# Seconds for which "no provider" is not asked again. The question takes 1 us, as long as the rest of a call in a batch.
+_ASK_AGAIN = 0.001
+_ask_at = 0.0
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 # The last provider's tracer, because creating one for each call would cost more than the span.
 _tracers: dict[Any, Any] = {}
 
 
-def is_tracing_possible() -> bool:
-    """Return whether the application may trace. Each call asks this, so it must be cheap."""
-    return _API in _modules
+def is_tracing_configured() -> bool:
+    """Return whether the application has set a tracer provider. Each call asks this, so it is cheap."""
+    global _ask_at  # noqa: PLW0603 - a process has one provider
+    if _API not in _modules or _clock() < _ask_at:
+        return False
+    if get_provider("trace", "get_tracer_provider") is not None:
+        return True
+    _ask_at = _clock() + _ASK_AGAIN
+    return False
 
 
 def trace_headers() -> Mapping[str, str]:
     """Return the headers that carry the current span to the handler. They are empty without a span."""
-    if _API not in _modules:
+    if not is_tracing_configured():
         return {}
     trace: Any = _modules[_API]
     if not trace.get_current_span().get_span_context().is_valid:

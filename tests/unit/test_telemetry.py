@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from qworker import Context, Fail, Message, Retry, Tasks, logs
+from qworker.enqueue import tracing
 from qworker.errors import StorageFull
 from qworker.message import Lease, QueueStats
 from qworker.retry import Backoff
@@ -33,6 +34,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(kept))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    monkeypatch.setattr(tracing, "_ask_at", 0.0)
     yield kept
     provider.shutdown()
 
@@ -306,6 +308,31 @@ async def test_nothing_is_traced_or_measured_without_an_sdk() -> None:
     await tasks.aclose()
     assert worker.observers == []
     assert worker.counts.acked == 1
+
+
+def test_calls_look_for_no_span_while_the_api_is_imported_but_has_no_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    asked: list[float] = []
+    providers: list[Any] = [trace.ProxyTracerProvider()]
+
+    def get_tracer_provider() -> Any:
+        asked.append(now)
+        return providers[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tracing, "_clock", lambda: now)
+        patched.setattr(tracing, "_ask_at", 0.0)
+        patched.setattr(trace, "get_tracer_provider", get_tracer_provider)
+        patched.setattr(trace, "get_current_span", lambda: pytest.fail("a span was looked for"))
+        task = app()["hopeless"]
+        assert [task.call().span_context for _ in range(500)] == [None] * 500
+        assert asked == [now]
+    with monkeypatch.context() as patched:
+        now += 0.002
+        providers.append(TracerProvider(shutdown_on_exit=False))
+        patched.setattr(tracing, "_clock", lambda: now)
+        patched.setattr(trace, "get_tracer_provider", get_tracer_provider)
+        assert app()["hopeless"].call().span_context is not None
 
 
 def test_a_collector_that_is_away_does_not_hold_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
