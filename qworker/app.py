@@ -51,6 +51,10 @@ class Tasks(Generic[State]):
         url: The URL of the backend. None: `$QWORKER_URL` or `url` in `[tool.qworker]`, when it is first needed.
         lifespan: A function that takes the app and returns an async context manager. A worker enters it before its
             first message and leaves it after its last one. `Context.state` is what it yields.
+        credential_provider: A function, plain or async, that returns the password of a Redis, or (user, password). It
+            is called for each new connection. Or a `CredentialProvider` of redis-py. The command line and scaling with
+            `--workers MIN-MAX` do not have the app: for them write `?credential_provider=package.module:name` in the
+            URL instead.
 
     Attributes:
         lifespan: The `lifespan` argument.
@@ -65,9 +69,11 @@ class Tasks(Generic[State]):
         url: str | None = None,
         *,
         lifespan: Callable[[Tasks[Any]], AbstractAsyncContextManager[State]] | None = None,
+        credential_provider: Callable[[], Any] | None = None,
     ) -> None:
         self._url = None if url is None else check_text("url", url)
         self.lifespan = _check_lifespan(lifespan)
+        self._credential_provider = credential_provider
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
@@ -310,7 +316,7 @@ class Tasks(Generic[State]):
         return opened.backend
 
     def _make_backend(self) -> Backend:
-        return open_backend(self.url, clock=self.clock)
+        return open_backend(self.url, clock=self.clock, credential_provider=self._credential_provider)
 
     async def aclose(self) -> None:
         """Close this event loop's backend now. The next call opens a new one."""

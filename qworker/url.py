@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import msgspec
@@ -35,6 +36,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         path: The path, percent-decoded. For directory schemes see `directory`.
         options: The options after `?`.
         raw: The URL as given. It can hold a password, so never print it.
+        credential_provider: Gives the user and the password of each new connection. See `Tasks`.
     """
 
     scheme: str
@@ -42,6 +44,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     options: Mapping[str, str]
     raw: str
+    credential_provider: Callable[[], Any] | None = None
 
     @classmethod
     def parse(cls, text: str) -> BackendURL:
@@ -130,6 +133,8 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
             InvalidURL: An option is not known. The text names it and the known ones.
         """
         known = sorted(known)
+        if self.credential_provider is not None and "credential_provider" not in known:
+            raise InvalidURL(f"{self.masked}: {self.scheme}: has no passwords: leave credential_provider out")
         for name in self.options:
             if name not in known:
                 raise InvalidURL(f"{self.masked}: unknown option {name!r}: {_meant(name, known)}")

@@ -1,177 +1,262 @@
-"""One connection to a Redis server: commands are sent when they arrive, and answers come in the same order.
+"""One connection of redis-py, lent to one call at a time.
 
-The general client library needs about 150 us of CPU for a command. This code needs about 10 us, because it does only
-what queues need.
+redis-py connects, logs in, speaks TLS and parses. A call through its client would cost three times as much CPU as a call
+through one of its connections, and would not say whether a command was sent. So calls use connections, and decide
+themselves what is repeated: redis-py's retries are off. No two calls share a connection, so a call that is cancelled or
+fails with answers outstanding ends its own connection and no other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, cast
 
 import hiredis
-from hiredis import ProtocolError, Reader, ReplyError
+from redis.asyncio import Connection as TcpConnection
+from redis.asyncio import SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.kit.network import error_text
 from qworker_redis.error_replies import ConnectionLost, Reply, to_error
 from qworker_redis.options import Address, Options, UnixAddress
-from qworker_redis.spin_wait import SpinWait
 
-__all__ = ["Argument", "Connection", "connect", "hello_commands", "ignore_result", "pack", "parse_hello", "unreachable"]
+__all__ = ["Argument", "Connection", "connect", "connection_settings", "connection_type", "pack", "reason_of"]
 
 Argument = bytes | str | int | float
+# Takes a question, and waits until its answer is yes or it is better to sleep. See `SpinWait.poll`.
+Poll = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
 
-# Its own annotation has one argument and no result.
+# Its own annotation has one argument and no result. redis-py's own packing is in Python.
 pack = cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
 
-# The part of the time for a connection within which its TLS handshake must finish.
-_HANDSHAKE = 0.8
-
-_Pending = tuple["asyncio.Future[Reply]", float]
+_ASKING = pack(("ASKING",))
 
 
-def unreachable(options: Options, address: Address, error: BaseException) -> BackendUnavailable:
-    """Return the error that says why there is no connection, and what to do."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        reason = f"its certificate is not trusted ({error.verify_message}): name its authority with ?tls_ca=FILE"
-    elif options.tls is not None and isinstance(error, ssl.SSLError | ConnectionAbortedError):
-        # A plain Redis reads the first bytes of TLS as a line, and waits for the end of it.
-        reason = "it does not speak TLS on this port: use redis:// (without tls=1) there, or the port for TLS"
-    elif options.tls is None and isinstance(error, ConnectionLost) and not isinstance(address, UnixAddress):
-        return BackendUnavailable(f"{error}: if it speaks TLS on this port, use rediss:// (or tls=1)")
-    else:
-        reason = f"{error_text(error)}: check that it is running and that the URL is correct"
-    return BackendUnavailable(f"cannot connect to Redis at {address}: {reason}")
-
-
-class Connection(asyncio.Protocol):
-    """A connection.
+class Connection:
+    """A connection that is open and logged in.
 
     Args:
+        link: The connection of redis-py.
         address: The server, for messages.
-        timeout: Seconds after which a missing answer ends the connection. A server that does not answer looks like one
-            that is gone.
+        timeout: Seconds for each answer. See `ConnectionPool`, which ends connections whose answer is overdue.
+
+    Attributes:
+        version: The server's version. (0, 0): unknown.
+        deadline: The loop's time at which the call that uses the connection must have its answers.
+        overdue: Whether the connection was ended because an answer was not there in time.
+        asking: Whether each command asks for a slot that is being moved to this server.
     """
 
-    def __init__(self, address: Address, timeout: float) -> None:
-        self.address = address
-        # The version in the answer to HELLO.
-        self.version = (0, 0)
-        self.spin_wait = SpinWait()
-        self._timeout = timeout
+    __slots__ = ("_link", "_loop", "_timeout", "address", "asking", "deadline", "overdue", "version")
+
+    def __init__(self, link: AbstractConnection, address: Address, timeout: float, version: tuple[int, int]) -> None:
+        self._link = link
         self._loop = asyncio.get_running_loop()
-        self._reader = Reader(protocolError=ProtocolError, replyError=ReplyError)
-        self._pending: deque[_Pending] = deque()
-        self._transport: asyncio.Transport | None = None
-        self._watch: asyncio.TimerHandle | None = None
-        self._lost: str | None = None
+        self._timeout = timeout
+        self.address = address
+        self.version = version
+        self.deadline = math.inf
+        self.overdue = False
+        self.asking = False
 
     @property
     def alive(self) -> bool:
-        """Whether commands can be sent."""
-        return self._lost is None
+        """Whether this side has not ended the connection."""
+        return self._link.is_connected
 
-    def send(self, *arguments: Argument, within: float = 0.0) -> asyncio.Future[Reply]:
-        """Send a command. The future has its answer or its error.
+    @property
+    def takes_flags(self) -> bool:
+        """Whether the server reads the flags in the first line of a script, as Redis 7 and later do."""
+        return not (0, 0) < self.version < (7, 0)
 
-        If the future is cancelled, the answer is read and dropped. No other command gets it.
+    async def is_usable(self) -> bool:
+        """Return whether an idle connection can be lent: the server has not closed it, and has sent nothing."""
+        try:
+            return self._link.is_connected and not await self._link.can_read()
+        except RedisError:
+            return False
+
+    async def send(self, *arguments: Argument, within: float = 0.0) -> Reply:
+        """Send a command and return its answer.
 
         Args:
             arguments: The command.
             within: Seconds that the command itself may block, on top of the timeout.
 
         Raises:
-            ConnectionLost: Nothing was sent.
+            ConnectionLost: There is no answer. The command may have been carried out.
+            BackendError: The server's error.
         """
-        return self.send_packed(pack(arguments), within)
+        return await self.send_packed(pack(arguments), within=within)
 
-    def send_packed(self, command: bytes, within: float = 0.0) -> asyncio.Future[Reply]:
-        """Send a command that is packed already."""
-        transport = self._transport
-        if self._lost is not None or transport is None:
-            raise ConnectionLost(self._lost or f"no connection to {self.address}", sent=False)
-        future: asyncio.Future[Reply] = self._loop.create_future()
-        self._pending.append((future, self._loop.time() + self._timeout + within))
-        transport.write(command)
-        return future
-
-    def close(self, reason: str = "closed") -> None:
-        """Close the connection now. Commands without an answer fail with `ConnectionLost`."""
-        if self._lost is None:
-            self._lose(f"the connection to {self.address} was lost: {reason}")
-        if self._transport is not None:
-            self._transport.abort()
-
-    # -- asyncio.Protocol --------------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, and start to check for overdue answers."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._check_answers()
-
-    def data_received(self, data: bytes) -> None:
-        """Pass the answers to their commands, in order."""
-        reader, pending = self._reader, self._pending
+    async def send_packed(
+        self, command: bytes, *, within: float = 0.0, poll: Poll | None = None
+    ) -> Reply:
+        """Send a command that is packed already. `poll` looks for the answer before this task sleeps until it arrives."""
+        if self.asking:
+            _, reply = await self.send_all([command], within=within)
+            if isinstance(reply, BackendError):
+                raise reply
+            return reply
+        link = self._link
+        self.deadline = self._loop.time() + self._timeout + within
         try:
-            reader.feed(data)
-            reply: Reply = reader.gets()
-            while reply is not False:
-                if not pending:
-                    self.close("it sent an answer without a request")
-                    return
-                future = pending.popleft()[0]
-                if not future.done():
-                    if isinstance(reply, ReplyError):
-                        future.set_exception(to_error(reply))
-                    else:
-                        future.set_result(reply)
-                reply = reader.gets()
-        except ProtocolError as error:
-            self.close(f"it does not speak the Redis protocol ({error})")
+            await link.send_packed_command(command, check_health=False)
+            if poll is not None:
+                await poll(link.can_read)
+            return cast("Reply", await link.read_response())
+        except ResponseError as error:
+            raise to_error(error) from error
+        except RedisError as error:
+            raise self._lost(error) from error
+        except BaseException:
+            # The answer would be read by the next call.
+            await link.disconnect(nowait=True)
+            raise
+        finally:
+            self.deadline = math.inf
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the commands that have no answer."""
-        if self._lost is None:
-            reason = error_text(exc) if exc is not None else "closed by the server"
-            self._lose(f"the connection to {self.address} was lost: {reason}")
+    async def send_all(self, commands: Sequence[bytes], *, within: float = 0.0) -> list[Reply | BackendError]:
+        """Send packed commands in one trip. Return for each its answer or the server's error.
 
-    def _lose(self, text: str) -> None:
-        self._lost = text
-        if self._watch is not None:
-            self._watch.cancel()
-        while self._pending:
-            future = self._pending.popleft()[0]
-            if not future.done():
-                future.set_exception(ConnectionLost(text, sent=True))
+        Raises:
+            ConnectionLost: An answer is missing. Any of the commands may have been carried out.
+        """
+        link = self._link
+        if self.asking:
+            commands = [part for command in commands for part in (_ASKING, command)]
+        self.deadline = self._loop.time() + self._timeout + within
+        replies: list[Reply | BackendError] = []
+        try:
+            await link.send_packed_command(commands, check_health=False)
+            for _ in commands:
+                try:
+                    replies.append(await link.read_response())
+                except ResponseError as error:
+                    replies.append(to_error(error))
+        except RedisError as error:
+            raise self._lost(error) from error
+        except BaseException:
+            await link.disconnect(nowait=True)
+            raise
+        finally:
+            self.deadline = math.inf
+        return replies[1::2] if self.asking else replies
 
-    def _check_answers(self) -> None:
-        """Close the connection if the oldest answer is overdue."""
-        now = self._loop.time()
-        # Answers come in order, so a later command may wait for an earlier one that blocks.
-        if self._pending and now > self._pending[0][1]:
-            self.close(f"no answer within {self._timeout:g} s")
-            return
-        self._watch = self._loop.call_later(max(self._timeout / 4, 0.02), self._check_answers)
+    async def close(self) -> None:
+        """End the connection. A call that waits for an answer fails with `ConnectionLost`."""
+        await self._link.disconnect(nowait=True)
+
+    def _lost(self, error: RedisError) -> BackendError:
+        """Return the error of a call whose connection redis-py has ended."""
+        if error.status_code is not None:
+            # An answer after which redis-py ends a connection, such as LOADING.
+            return to_error(error)
+        reason = f"no answer within {self._timeout:g} s" if self.overdue else reason_of(error)
+        return ConnectionLost(f"the connection to {self.address} was lost: {reason}", sent=True)
 
 
-def hello_commands(options: Options, *, sentinel: bool = False) -> list[tuple[Argument, ...]]:
-    """Return the first commands of a connection."""
-    password = options.sentinel_password if sentinel else options.password
-    hello: list[Argument] = ["HELLO", "2"]
-    if password is not None:
-        hello += ["AUTH", (None if sentinel else options.username) or "default", password]
-    hello += ["SETNAME", "qworker"]
-    commands: list[tuple[Argument, ...]] = [tuple(hello)]
-    if options.db and not sentinel:
-        commands.append(("SELECT", options.db))
-    return commands
+def reason_of(error: BaseException) -> str:
+    """Return the reason of an error of redis-py as a short text."""
+    if isinstance(error, InvalidResponse):
+        return f"it does not speak the Redis protocol ({error})"
+    cause = next((each for each in _chain(error) if isinstance(each, OSError)), None)
+    if cause is not None:
+        return error_text(cause)
+    text = str(error).rstrip(".")
+    return "closed by the server" if "closed by server" in text else text
 
 
-def parse_hello(reply: Reply) -> tuple[int, int]:
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Return an error and what it wraps: redis-py wraps what happens while it connects, up to twice."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+class _TlsConnection(SSLConnection):
+    """A connection with a context of ours.
+
+    The context that redis-py makes from a file of authorities also trusts all authorities of the system.
+    """
+
+    def __init__(self, *, tls: ssl.SSLContext, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.ssl_context.context = tls
+
+
+def connection_type(options: Options, *, unix: bool = False) -> type[AbstractConnection]:
+    """Return the class of redis-py's connections for a URL."""
+    if unix:
+        return UnixDomainSocketConnection
+    return TcpConnection if options.tls is None else _TlsConnection
+
+
+def connection_settings(options: Options, *, sentinel: bool = False) -> dict[str, Any]:
+    """Return the settings of redis-py's connections for a URL, without the address."""
+    settings: dict[str, Any] = {
+        # The readers of maps expect lists.
+        "protocol": 2,
+        # A timeout for each read would cost a task on Python 3.11. Each call has one deadline instead.
+        "socket_timeout": None,
+        "socket_connect_timeout": options.timeout,
+        # A lease that is sent twice would lease twice.
+        "retry": Retry(NoBackoff(), 0),
+        # CLIENT SETINFO would be another command that users must be permitted.
+        "driver_info": None,
+    }
+    if options.tls is not None:
+        settings["tls"] = options.tls
+    if sentinel:
+        return {**settings, "password": options.sentinel_password}
+    if options.credentials is not None:
+        settings["credential_provider"] = options.credentials
+    else:
+        settings |= {"username": options.username, "password": options.password}
+    return {**settings, "db": options.db}
+
+
+async def connect(options: Options, address: Address) -> Connection:
+    """Connect and log in.
+
+    Raises:
+        BackendUnavailable: The server cannot be reached, or does not answer.
+        PermissionDenied: It refuses this user.
+    """
+    version = (0, 0)
+
+    async def greet(link: AbstractConnection) -> None:
+        nonlocal version
+        if not unix:
+            # On a Unix socket redis-py has logged in already.
+            await link.on_connect()
+        await link.send_command("HELLO", 2, "SETNAME", "qworker")
+        version = _parse_hello(await link.read_response())
+
+    unix = isinstance(address, UnixAddress)
+    where = {"path": address.path} if isinstance(address, UnixAddress) else {"host": address.host, "port": address.port}
+    link = connection_type(options, unix=unix)(**connection_settings(options), **where, redis_connect_func=greet)
+    try:
+        async with asyncio.timeout(options.timeout):
+            await link.connect()
+    except (RedisError, OSError) as error:
+        await link.disconnect(nowait=True)
+        raise _refused(options, address, error) from error
+    except BaseException:
+        await link.disconnect(nowait=True)
+        raise
+    return Connection(link, address, options.timeout, version)
+
+
+def _parse_hello(reply: Reply) -> tuple[int, int]:
     """Return the server's version from its answer to HELLO."""
     if not isinstance(reply, list):
         return (0, 0)
@@ -182,49 +267,21 @@ def parse_hello(reply: Reply) -> tuple[int, int]:
     return (numbers[0], numbers[1])
 
 
-async def connect(options: Options, address: Address) -> Connection:
-    """Connect and log in.
-
-    Raises:
-        BackendUnavailable: The server cannot be reached, or does not answer.
-        PermissionDenied: It refuses this user.
-    """
-    loop = asyncio.get_running_loop()
-    connection: Connection | None = None
-
-    def make() -> Connection:
-        nonlocal connection
-        connection = Connection(address, options.timeout)
-        return connection
-
-    try:
-        async with asyncio.timeout(options.timeout):
-            if isinstance(address, UnixAddress):
-                await loop.create_unix_connection(make, address.path, ssl=options.tls)
-            else:
-                handshake_timeout = None if options.tls is None else options.timeout * _HANDSHAKE
-                await loop.create_connection(
-                    make, address.host, address.port, ssl=options.tls, ssl_handshake_timeout=handshake_timeout
-                )
-            if connection is None:
-                raise BackendUnavailable(f"cannot connect to Redis at {address}")
-            replies = await asyncio.gather(*[connection.send(*command) for command in hello_commands(options)])
-            connection.version = parse_hello(replies[0])
-            return connection
-    except (OSError, ConnectionLost) as error:
-        _drop(connection)
-        raise unreachable(options, address, error) from error
-    except (BackendError, asyncio.CancelledError):
-        _drop(connection)
-        raise
-
-
-def ignore_result(future: asyncio.Future[Any]) -> None:
-    """Read the error of a future whose caller may not read it, so that asyncio does not report it."""
-    if not future.cancelled():
-        future.exception()
-
-
-def _drop(connection: Connection | None) -> None:
-    if connection is not None:
-        connection.close()
+def _refused(options: Options, address: Address, error: BaseException) -> BackendError:
+    """Return the error that says why there is no connection, and what to do."""
+    chain = list(_chain(error))
+    for each in chain:
+        if isinstance(each, RedisError) and (each.status_code is not None or isinstance(each, ResponseError)):
+            return to_error(each)
+    cause = next((each for each in chain if isinstance(each, OSError)), None)
+    plain = options.tls is None and not isinstance(address, UnixAddress)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        reason = f"its certificate is not trusted ({cause.verify_message}): name its authority with ?tls_ca=FILE"
+    elif options.tls is not None and isinstance(cause, ssl.SSLError | ConnectionAbortedError):
+        # A plain Redis reads the first bytes of TLS as a line, and waits for the end of it.
+        reason = "it does not speak TLS on this port: use redis:// (without tls=1) there, or the port for TLS"
+    elif plain and (cause is None or isinstance(cause, ConnectionResetError | BrokenPipeError)):
+        reason = f"{reason_of(error)}: if it speaks TLS on this port, use rediss:// (or tls=1)"
+    else:
+        reason = f"{reason_of(error)}: check that it is running and that the URL is correct"
+    return BackendUnavailable(f"cannot connect to Redis at {address}: {reason}")

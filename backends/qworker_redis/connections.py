@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
-from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.connection import Argument, Connection, connect, ignore_result, pack
+from qworker.errors import BackendUnavailable
+from qworker_redis.connection import Argument, Connection, connect, pack
 from qworker_redis.error_replies import ConnectionLost, NoScript, Redirected, Reply
 from qworker_redis.keys import NATIVE
+from qworker_redis.lender import Lender
 from qworker_redis.options import Address, Options
 from qworker_redis.scripts import ScriptSet
-from qworker_redis.server_info import ServerInfo, read_server_info, require_safe
+from qworker_redis.server_info import ServerInfo, read_server_info, require_primary, require_safe
 from qworker_redis.topology import Topology, queue_slot
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-__all__ = ["Attempt", "ConnectionPool"]
+__all__ = ["Attempt", "ConnectionPool", "ignore_result"]
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
@@ -50,43 +48,49 @@ def _packed_head(scripts: ScriptSet, name: str, queue: str, flags: bool, mark: s
 
 
 class ConnectionPool:
-    """The connections of one backend: one to each server for commands that do not block, more for those that block.
+    """The connections of one backend.
 
     Args:
         options: The options of the connections.
         topology: Finds the server of a queue.
         scripts: The scripts of the protocol.
+        is_logged: Whether the beginning and the end of an outage are logged.
     """
 
-    def __init__(self, options: Options, topology: Topology, scripts: ScriptSet = NATIVE) -> None:
+    def __init__(
+        self, options: Options, topology: Topology, scripts: ScriptSet = NATIVE, *, is_logged: bool = True
+    ) -> None:
         self._options = options
         self._topology = topology
         self._scripts = scripts
-        self._connections: dict[Address, Connection] = {}
-        self._connecting: dict[Address, asyncio.Task[Connection]] = {}
-        self._spare: dict[Address, list[Connection]] = {}
-        self._blocked: set[Connection] = set()
-        self._log: Any = structlog.get_logger("qworker.redis").bind(url=options.shown)
+        self._lenders: dict[Address, Lender] = {}
+        self._discovering: asyncio.Task[Address] | None = None
+        self._log: Any = structlog.get_logger("qworker.redis").bind(url=options.shown) if is_logged else None
         self._down_since: float | None = None
-        # This rises with each close: an opening that began before it is ended.
-        self._opening = 0
+        # This rises with each close: calls that began before it end.
+        self._closed = 0
         # The server that was reached last.
         self.server_info: ServerInfo | None = None
 
+    async def open(self, slot: int) -> None:
+        """Connect to the server of a slot, and refuse one that may lose queues.
+
+        Raises:
+            BackendUnavailable: It cannot be reached.
+            PermissionDenied: It refuses this user, or may lose queues.
+        """
+        lender = await self._lender(slot)
+        lender.give(await lender.take())
+
     async def aclose(self) -> None:
         """End all connections."""
-        self._opening += 1
-        for task in tuple(self._connecting.values()):
-            task.cancel()
-        self._connecting.clear()
-        for connection in (
-            *self._connections.values(),
-            *self._blocked,
-            *(each for spare in self._spare.values() for each in spare),
-        ):
-            connection.close()
-        self._connections.clear()
-        self._spare.clear()
+        self._closed += 1
+        if self._discovering is not None:
+            self._discovering.cancel()
+        while self._lenders:
+            await self._lenders.popitem()[1].aclose()
+        # asyncio closes a socket in the next turn of its loop.
+        await asyncio.sleep(0)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -119,26 +123,38 @@ class ConnectionPool:
         try:
             return await connection.send(*command)
         except NoScript:
-            source = self._scripts.get(name, flags=not (0, 0) < connection.version < (7, 0)).source
+            source = self._scripts.get(name, flags=connection.takes_flags).source
             return await connection.send("EVAL", source, *command[2:])
 
-    async def evaluate_packed(
-        self, connection: Connection, name: str, queue: str, mark: str, arguments: tuple[bytes, ...]
-    ) -> Reply:
-        """Evaluate a small call. The parts that all calls with one `mark` have in common are packed once."""
-        flags = not (0, 0) < connection.version < (7, 0)
-        command = _packed_head(self._scripts, name, queue, flags, mark, len(arguments))
+    async def run_packed(self, name: str, queue: str, mark: str, arguments: tuple[bytes, ...]) -> Reply:
+        """Run a small script once, on a connection that is open already, and poll for its answer.
+
+        The parts that all calls with one `mark` have in common are packed once.
+
+        Raises:
+            ConnectionLost: No connection is idle, the last call failed, or there is no answer.
+        """
+        address = self._topology.known(queue_slot(queue)) if self._down_since is None else None
+        lender = None if address is None else self._lenders.get(address)
+        connection = None if lender is None else await lender.take_idle()
+        if lender is None or connection is None:
+            raise ConnectionLost("no connection is idle", sent=False)
+        head = _packed_head(self._scripts, name, queue, connection.takes_flags, mark, len(arguments))
+        packed = b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
         try:
-            packed = b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
-            return await connection.spin_wait.answer(connection.send_packed(command + packed))
+            reply = await connection.send_packed(head + packed, poll=lender.spin_wait.poll)
+            lender.spin_wait.answered()
+            return reply
         except NoScript:
             return await self.evaluate(connection, name, queue, arguments, (mark,))
+        finally:
+            lender.give(connection)
 
     def script_command(
         self, connection: Connection, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
     ) -> tuple[Argument, ...]:
         """Return a script call as a command, by digest. `extra` replaces the last keys of the header."""
-        head = _head(self._scripts, name, queue, not (0, 0) < connection.version < (7, 0), len(extra))
+        head = _head(self._scripts, name, queue, connection.takes_flags, len(extra))
         return (*head, *[self._scripts.key(queue, part) for part in extra], *arguments)
 
     async def command(self, slot: int, *arguments: Argument) -> Reply:
@@ -148,11 +164,31 @@ class ConnectionPool:
             BackendUnavailable: The retry timeout has passed.
         """
 
-        async def attempt(connection: Connection, again: bool) -> Reply:
+        def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:
             del again
-            return await connection.send(*arguments)
+            return connection.send(*arguments)
 
         return await self.repeat(slot, attempt)
+
+    async def send_once(self, slot: int, commands: Sequence[bytes]) -> list[Reply]:
+        """Send packed commands in one trip, once. Return for each its answer or the server's error.
+
+        Raises:
+            BackendUnavailable: The server of the slot cannot be reached, or there is no answer.
+        """
+        lender = await self._lender(slot)
+        connection = await lender.take()
+        try:
+            return await connection.send_all(commands)
+        finally:
+            lender.give(connection)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the last call was answered."""
+        return self._down_since is None and self.server_info is not None
+
+    # -- repeating ---------------------------------------------------------------------------------------------------
 
     async def repeat(
         self, slot: int, attempt: Attempt, *, retry_timeout: float | None = None, sent: bool = False
@@ -171,152 +207,142 @@ class ConnectionPool:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._options.retry_timeout if retry_timeout is None else retry_timeout)
-        opening = self._opening
+        closed = self._closed
         failures, redirections = 0, 0
         asking: Address | None = None
         while True:
-            connection: Connection | None = None
+            lender: Lender | None = None
             try:
-                connection = self.open_connection(slot) if asking is None else None
-                if connection is None:
-                    connection = await (self.get_connection(slot) if asking is None else self._connection_to(asking))
-                if asking is not None:
-                    connection.send("ASKING").add_done_callback(ignore_result)
-                    asking = None
-                reply = await attempt(connection, sent)
+                lender = await self._lender(slot) if asking is None else self._lender_of(asking)
+                reply = await self._attempt(lender, attempt, sent, asking=asking is not None)
                 if self._down_since is not None:
                     self._record_recovery(self._down_since)
                 return reply
             except Redirected as error:
-                asking = self._follow_redirect(error, slot, connection)
+                asking = await self._follow_redirect(error, slot, lender)
                 redirections += 1
                 if error.code != "READONLY" and redirections <= _MOST_REDIRECTIONS:
                     continue
                 failed: BackendUnavailable = error
             except BackendUnavailable as error:
                 sent = sent or (isinstance(error, ConnectionLost) and error.sent)
-                self._record_failure(error, slot, connection)
-                failed = error
+                await self._record_failure(error, slot, lender)
+                asking, failed = None, error
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10)) * (0.5 + random.random() / 2)
             failures += 1
-            if self._opening != opening or loop.time() + pause > deadline:
+            if self._closed != closed or loop.time() + pause > deadline:
                 raise ConnectionLost(str(failed), sent=sent) from failed
             await asyncio.sleep(pause)
 
-    def _follow_redirect(self, error: Redirected, slot: int, connection: Connection | None) -> Address | None:
+    async def _attempt(self, lender: Lender, attempt: Attempt, sent: bool, *, asking: bool) -> Reply:
+        connection = await lender.take()
+        connection.asking = asking
+        try:
+            return await attempt(connection, sent)
+        finally:
+            connection.asking = False
+            lender.give(connection)
+
+    async def _follow_redirect(self, error: Redirected, slot: int, lender: Lender | None) -> Address | None:
         """Use a redirection. Return the address to ask once, for a slot that is being moved."""
-        if connection is None:
+        if lender is None:
             return None
-        target = self._topology.learn_redirect(error, connection.address)
+        target = self._topology.learn_redirect(error, lender.address)
         if error.code == "READONLY":
-            self._topology.invalidate(slot, connection.address)
-            connection.close("it is not the primary any more")
-            self._record_failure(error, slot, connection)
+            await self._record_failure(error, slot, lender)
         return target if error.code == "ASK" else None
 
-    def _record_failure(self, error: BackendUnavailable, slot: int, connection: Connection | None) -> None:
-        address = connection.address if connection is not None else self._topology.known(slot)
-        if address is not None and (connection is None or not connection.alive):
-            self._topology.invalidate(slot, address)
+    async def _record_failure(self, error: BackendUnavailable, slot: int, lender: Lender | None) -> None:
+        if lender is not None:
+            await lender.drop_idle()
+            self._topology.invalidate(slot, lender.address)
         if self._down_since is None:
             self._down_since = asyncio.get_running_loop().time()
-            self._log.warning("redis_unavailable", error=str(error))
+            if self._log is not None:
+                self._log.warning("redis_unavailable", error=str(error))
 
     def _record_recovery(self, since: float) -> None:
         self._down_since = None
-        self._log.warning("redis_recovered", seconds=round(asyncio.get_running_loop().time() - since, 3))
+        if self._log is not None:
+            self._log.warning("redis_recovered", seconds=round(asyncio.get_running_loop().time() - since, 3))
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    async def get_connection(self, slot: int) -> Connection:
-        """Return the shared connection to the server that has a slot. Connect if needed.
-
-        Raises:
-            BackendUnavailable: It cannot be reached.
-            PermissionDenied: It refuses this user.
-            BackendError: It may lose queues.
-        """
-        return await self._connection_to(await self._address(slot))
-
-    def open_connection(self, slot: int) -> Connection | None:
-        """Return the shared connection of a slot if it is open."""
-        address = self._topology.known(slot)
-        connection = None if address is None else self._connections.get(address)
-        return connection if connection is not None and connection.alive else None
-
-    def healthy_connection(self, slot: int) -> Connection | None:
-        """Return the connection of a slot if the last call was answered. It may have been lost since."""
-        address = self._topology.known(slot) if self._down_since is None else None
-        return None if address is None else self._connections.get(address)
-
-    async def _address(self, slot: int) -> Address:
-        known = self._topology.known(slot)
-        return known if known is not None else await asyncio.to_thread(self._topology.discover, slot)
-
-    async def _connection_to(self, address: Address) -> Connection:
-        connection = self._connections.get(address)
-        if connection is not None and connection.alive:
-            return connection
-        task = self._connecting.get(address)
-        if task is None:
-            task = self._connecting[address] = asyncio.create_task(self._connect(address))
-            task.add_done_callback(ignore_result)
-        # If a call is cancelled here, the other calls still get the connection.
-        return await asyncio.shield(task)
-
-    async def _connect(self, address: Address) -> Connection:
-        opening = self._opening
-        try:
-            connection = await connect(self._options, address)
-            try:
-                info = await read_server_info(connection)
-                require_safe(info)
-            except BaseException:
-                connection.close()
-                raise
-            if self._opening != opening:
-                connection.close()
-                raise ConnectionLost("this backend was closed", sent=False)
-            self.server_info = info
-            self._connections[address] = connection
-            return connection
-        finally:
-            if self._connecting.get(address) is asyncio.current_task():
-                del self._connecting[address]
-
     @asynccontextmanager
     async def blocking_connection(self, slot: int) -> AsyncGenerator[Connection]:
-        """Open a separate connection for the caller, for a command that blocks.
+        """Lend a connection for a command that blocks.
 
-        After an error or a cancellation the connection is closed, because no caller reads its answers.
+        Raises:
+            BackendUnavailable: The server cannot be reached.
         """
-        # The shared connection is opened first: it knows which server has the slot and whether that server is safe.
-        address = (await self.get_connection(slot)).address
-        spare = self._spare.setdefault(address, [])
-        connection: Connection | None = None
-        while spare and connection is None:
-            candidate = spare.pop()
-            connection = candidate if candidate.alive else None
-        if connection is None:
-            connection = await connect(self._options, address)
-        opening = self._opening
-        self._blocked.add(connection)
+        lender = await self._lender(slot)
+        connection = await lender.take(blocking=True)
         try:
             yield connection
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            if connection.alive and self._opening == opening:
-                self._spare.setdefault(address, []).append(connection)
+        except BackendUnavailable as error:
+            if isinstance(error, Redirected):
+                await self._follow_redirect(error, slot, lender)
             else:
-                connection.close()
+                await self._record_failure(error, slot, lender)
+            raise
         finally:
-            self._blocked.discard(connection)
+            lender.give(connection)
 
-    def learn_from(self, error: BackendError, slot: int, connection: Connection) -> None:
-        """Use an error on a connection of `blocking_connection` to update the topology."""
-        if isinstance(error, Redirected):
-            self._follow_redirect(error, slot, connection)
-        elif isinstance(error, BackendUnavailable):
-            self._record_failure(error, slot, connection)
+    async def _lender(self, slot: int) -> Lender:
+        """Return the connections to the server that has a slot."""
+        known = self._topology.known(slot)
+        return self._lender_of(await self._discover(slot) if known is None else known)
+
+    def _lender_of(self, address: Address) -> Lender:
+        lender = self._lenders.get(address)
+        if lender is None:
+            lender = self._lenders[address] = Lender(address, self._options.timeout, self._connect)
+        return lender
+
+    async def _discover(self, slot: int) -> Address:
+        """Find the server of a slot. Calls that need one at the same time ask once."""
+        if self._discovering is None:
+            self._discovering = asyncio.create_task(self._topology.discover(slot))
+            self._discovering.add_done_callback(self._on_discovered)
+        discovering = self._discovering
+        try:
+            # If a call is cancelled here, the others still get the answer.
+            await asyncio.shield(discovering)
+        except asyncio.CancelledError:
+            if not discovering.cancelled():
+                raise
+            raise ConnectionLost("this backend was closed", sent=False) from None
+        known = self._topology.known(slot)
+        return await self._topology.discover(slot) if known is None else known
+
+    def _on_discovered(self, task: asyncio.Task[Address]) -> None:
+        self._discovering = None
+        ignore_result(task)
+
+    async def _connect(self, lender: Lender) -> Connection:
+        closed = self._closed
+        connection = await connect(self._options, lender.address)
+        try:
+            if not lender.is_checked:
+                await self._check(lender, connection)
+        except BaseException:
+            await connection.close()
+            raise
+        if self._closed != closed:
+            await connection.close()
+            raise ConnectionLost("this backend was closed", sent=False)
+        return connection
+
+    async def _check(self, lender: Lender, connection: Connection) -> None:
+        info = await read_server_info(connection)
+        require_safe(info)
+        if self._options.mode == "sentinel":
+            require_primary(info)
+        self.server_info = info
+        lender.is_checked = True
+
+
+def ignore_result(future: asyncio.Future[Any]) -> None:
+    """Read the error of a future whose caller may not read it, so that asyncio does not report it."""
+    if not future.cancelled():
+        future.exception()

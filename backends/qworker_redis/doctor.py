@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import cast
 
 from qworker.errors import BackendError, QworkerError
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.url import BackendURL
-from qworker_redis.connection import Connection, connect
-from qworker_redis.error_replies import Reply
+from qworker_redis.connection import Connection, connect, pack
 from qworker_redis.options import Options
 from qworker_redis.scripts import ScriptSet
 from qworker_redis.server_info import ServerInfo, read_server_info, require_safe
@@ -28,7 +26,7 @@ async def check_server(url: BackendURL, scripts: ScriptSet) -> list[Check]:
     """Check the server of a URL. Return nothing if it cannot be reached, because another check reports that."""
     options = Options.parse(url)
     try:
-        address = await asyncio.to_thread(make_topology(options).discover, queue_slot("queues"))
+        address = await make_topology(options).discover(queue_slot("queues"))
         connection = await connect(options, address)
     except QworkerError:
         return []
@@ -46,7 +44,7 @@ async def check_server(url: BackendURL, scripts: ScriptSet) -> list[Check]:
     except BackendError as error:
         return [Check("redis", CheckStatus.BROKEN, str(error), "see the server's log")]
     finally:
-        connection.close()
+        await connection.close()
 
 
 def _version(info: ServerInfo) -> Check:
@@ -118,12 +116,10 @@ async def _clock(connection: Connection) -> Check:
 
 
 async def _scripts(connection: Connection, scripts: ScriptSet) -> Check:
-    flags = not (0, 0) < connection.version < (7, 0)
-    loaded: list[asyncio.Future[Reply]] = [
-        connection.send("SCRIPT", "LOAD", scripts.get(name, flags=flags).source) for name in scripts.names()
-    ]
-    try:
-        await asyncio.gather(*loaded)
-    except BackendError as error:
-        return Check("redis scripts", CheckStatus.BROKEN, str(error), "allow this user the commands in docs/redis.md")
-    return Check("redis scripts", CheckStatus.OK, f"{len(loaded)} understood")
+    sources = [scripts.get(name, flags=connection.takes_flags).source for name in scripts.names()]
+    replies = await connection.send_all([pack(("SCRIPT", "LOAD", source)) for source in sources])
+    for reply in replies:
+        if isinstance(reply, BackendError):
+            fix = "allow this user the commands in docs/redis.md"
+            return Check("redis scripts", CheckStatus.BROKEN, str(reply), fix)
+    return Check("redis scripts", CheckStatus.OK, f"{len(replies)} understood")

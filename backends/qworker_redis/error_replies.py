@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from hiredis import ReplyError
+from redis.exceptions import AskError, RedisError
 
 from qworker.errors import BackendError, BackendUnavailable, FormatTooNew, PermissionDenied, StorageFull
+from qworker_redis.options import TcpAddress
 
 __all__ = ["ConnectionLost", "NoScript", "Redirected", "Reply", "to_error"]
 
@@ -29,12 +30,20 @@ class ConnectionLost(BackendUnavailable):
 
 
 class Redirected(BackendUnavailable):
-    """Another server has this key now: `MOVED`, `ASK`, or `READONLY` from a server that is not the primary any more."""
+    """Another server has this key now: `MOVED`, `ASK`, or `READONLY` from a server that is not the primary any more.
 
-    def __init__(self, code: str, rest: str) -> None:
-        super().__init__(f"{code} {rest}")
+    Attributes:
+        code: One of these words.
+        slot: The slot of the key. -1 with `READONLY`.
+        target: The server that has the slot, or gets it. Without a host, it is the one that answered. None with
+            `READONLY`.
+    """
+
+    def __init__(self, text: str, code: str, *, slot: int = -1, target: TcpAddress | None = None) -> None:
+        super().__init__(text)
         self.code = code
-        self.rest = rest
+        self.slot = slot
+        self.target = target
 
 
 class NoScript(BackendError):
@@ -45,16 +54,20 @@ class NoScript(BackendError):
 _IN_SCRIPT = re.compile(r"ERR Error running script .*@user_script: ?\d+: -([A-Z]+ .*)", re.DOTALL)
 
 
-def to_error(error: ReplyError) -> BackendError:
+def to_error(error: RedisError) -> BackendError:
     """Make the error for an error reply, with one line of text and the reply as its cause."""
-    text = str(error)
+    # redis-py takes the codes that it knows out of the text.
+    text = str(error) if error.status_code is None else f"{error.status_code} {error}"
     if (inside := _IN_SCRIPT.match(text)) is not None:
         text = inside[1]
     code, _, rest = text.partition(" ")
     found: BackendError
-    if code in {"MOVED", "ASK", "READONLY"}:
-        found = Redirected(code, rest)
-    elif code in _LATER:
+    if isinstance(error, AskError):
+        target = TcpAddress(str(error.host).strip("[]"), error.port)
+        found = Redirected(text, code, slot=error.slot_id, target=target)
+    elif code == "READONLY":
+        found = Redirected(text, code)
+    elif code in _LATER or text.startswith("ERR max number of clients"):
         found = BackendUnavailable(f"Redis cannot serve now: {text}")
     elif (refusal := _refusal(code, text)) is not None:
         found = PermissionDenied(refusal)

@@ -1,48 +1,47 @@
-"""Extending leases from any thread, on connections that the event loop does not use."""
+"""Extending leases from any thread, while the worker's event loop may be blocked."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import cast
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from qworker.errors import BackendUnavailable
 from qworker.message import Lease
-from qworker_redis.blocking_connection import BlockingConnection
 from qworker_redis.connection import Argument
-from qworker_redis.error_replies import ConnectionLost, NoScript, Redirected, Reply
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.lease import RedisLease, group_by
-from qworker_redis.options import Address
 from qworker_redis.store import RedisStore
-from qworker_redis.topology import queue_slot
 
 __all__ = ["RedisLeaseExtender"]
 
-_MOST_ATTEMPTS = 4
 _BATCH = 500
 
 
 class RedisLeaseExtender:
-    """Extends the leases of one backend. It blocks, and any thread can use it.
+    """Extends the leases of one backend, on connections and an event loop of its own. Any thread can use it.
 
     Args:
         store: The store of the backend.
     """
 
     def __init__(self, store: RedisStore) -> None:
-        self._options = store.options
-        self._topology = store.topology
-        self._scripts = store.scripts
+        self._timeout = store.options.timeout
+        self._pool = ConnectionPool(store.options, store.topology, store.scripts, is_logged=False)
         self._lock = threading.Lock()
-        self._connections: dict[Address, BlockingConnection] = {}
+        self._portal: BlockingPortal | None = None
+        self._exit = ExitStack()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and end the thread of the event loop."""
         with self._lock:
-            for connection in self._connections.values():
-                connection.close()
-            self._connections.clear()
+            if self._portal is not None:
+                self._portal.call(self._pool.aclose)
+                self._portal = None
+            self._exit.close()
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Extend leases and return the lost ones.
@@ -50,65 +49,32 @@ class RedisLeaseExtender:
         Raises:
             BackendUnavailable: No answer. It is unknown which leases are lost.
         """
+        with self._lock:
+            if self._portal is None:
+                self._portal = self._exit.enter_context(start_blocking_portal())
+            return self._portal.call(self._extend_all, leases, visibility)
+
+    async def _extend_all(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         lost: list[Lease] = []
         for queue, ours in group_by(leases, lambda lease: lease.message.queue).items():
-            lost += self._extend(queue, cast("list[RedisLease]", ours), visibility)
+            for first in range(0, len(ours), _BATCH):
+                batch = cast("Sequence[RedisLease]", ours[first : first + _BATCH])
+                lost += await self._extend(queue, batch, visibility)
         return lost
 
-    def _extend(self, queue: str, leases: Sequence[RedisLease], visibility: float) -> list[Lease]:
-        lost: list[Lease] = []
-        for first in range(0, len(leases), _BATCH):
-            batch = leases[first : first + _BATCH]
-            arguments: list[Argument] = [int(visibility * 1e6)]
-            for lease in batch:
-                arguments += [lease.message.id, lease.claim]
-            with self._lock:
-                expiry, *numbers = cast("list[int]", self._call(queue, arguments))
-            gone = set(numbers)
-            for number, lease in enumerate(batch, start=1):
-                if number in gone:
-                    lost.append(lease)
-                else:
-                    lease.expires_at = expiry / 1e6
-        return lost
-
-    def _call(self, queue: str, arguments: Sequence[Argument]) -> Reply:
-        slot = queue_slot(queue)
-        asking: Address | None = None
-        problem: BackendUnavailable | None = None
-        deadline = time.monotonic() + self._options.timeout
-        for _ in range(_MOST_ATTEMPTS):
-            address = asking or self._topology.known(slot) or self._topology.discover(slot)
-            try:
-                connection = self._connect(address)
-                if asking is not None:
-                    connection.call("ASKING")
-                return self._evaluate(connection, queue, arguments)
-            except Redirected as error:
-                target = self._topology.learn_redirect(error, address)
-                asking = target if error.code == "ASK" else None
-                problem = error
-            except ConnectionLost as error:
-                # Extending twice is harmless: try again on a new connection.
-                self._connections.pop(address, None)
-                self._topology.invalidate(slot, address)
-                asking, problem = None, error
-                if time.monotonic() >= deadline:
-                    # The server does not answer. Leases expire in the meantime, and their holder must be informed in
-                    # time.
-                    break
-        raise BackendUnavailable(f"leases of {queue} cannot be extended now: {problem}") from problem
-
-    def _connect(self, address: Address) -> BlockingConnection:
-        connection = self._connections.get(address)
-        if connection is None:
-            connection = self._connections[address] = BlockingConnection(self._options, address)
-        return connection
-
-    def _evaluate(self, connection: BlockingConnection, queue: str, arguments: Sequence[Argument]) -> Reply:
-        found = self._scripts.get("extend", flags=not (0, 0) < connection.version < (7, 0))
-        keys = [self._scripts.key(queue, part) for part in found.keys]
+    async def _extend(self, queue: str, leases: Sequence[RedisLease], visibility: float) -> list[Lease]:
+        arguments: list[Argument] = [int(visibility * 1e6)]
+        for lease in leases:
+            arguments += [lease.message.id, lease.claim]
         try:
-            return connection.call("EVALSHA", found.sha, len(keys), *keys, *arguments)
-        except NoScript:
-            return connection.call("EVAL", found.source, len(keys), *keys, *arguments)
+            # Extending twice is harmless. While the server does not answer, leases expire, and their holder must be
+            # informed in time.
+            reply = await self._pool.run_script("extend", queue, arguments, retry_timeout=self._timeout)
+        except BackendUnavailable as error:
+            raise BackendUnavailable(f"leases of {queue} cannot be extended now: {error}") from error
+        expiry, *numbers = cast("list[int]", reply)
+        gone = set(numbers)
+        for number, lease in enumerate(leases, start=1):
+            if number not in gone:
+                lease.expires_at = expiry / 1e6
+        return [lease for number, lease in enumerate(leases, start=1) if number in gone]

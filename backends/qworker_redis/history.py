@@ -1,6 +1,6 @@
 """The history in Redis: one capped stream for each queue, `{qworker:Q}:history`. An entry holds one record of events.
 
-Records are sent on the worker's own connection, after its batches. The worker does not wait for their answers.
+Records are sent in the background. The worker does not wait for their answers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import structlog
 
 from qworker import log_events as events
 from qworker.clock import Clock
+from qworker.errors import BackendError, BackendUnavailable
 from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.event import Event
 from qworker.history.store import HistoryOptions, HistoryStore, parse_position, sort_by_time
 from qworker.names import check_queue, printable
-from qworker_redis.connection import Argument, ignore_result
+from qworker_redis.connection import Argument, pack
 from qworker_redis.connections import ConnectionPool
-from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
+from qworker_redis.error_replies import Redirected, Reply
 from qworker_redis.keys import queue_key
 from qworker_redis.topology import queue_slot
 
@@ -36,6 +37,8 @@ _ENTRIES = 16
 _FEWEST, _MOST = 200, 200_000
 # Records that wait for a connection. If there are more, the oldest are dropped.
 _MOST_WAITING = 100
+# Records in one trip.
+_MOST_SENT = 100
 # Seconds between two trims by age; until a store that refused is tried again; and for which `aclose` waits.
 _TRIMMING, _PAUSE, _CLOSE = 60.0, 30.0, 1.0
 
@@ -63,7 +66,7 @@ class RedisHistory(HistoryStore):
         self._options = options
         self._clock = clock
         self._queues = queues
-        self._sent: set[asyncio.Future[Reply]] = set()
+        self._sending: asyncio.Task[None] | None = None
         self._waiting: deque[tuple[str, bytes]] = deque(maxlen=_MOST_WAITING)
         # Bytes of an average record, from which the number of entries is computed.
         self._usual = 1000.0
@@ -79,57 +82,66 @@ class RedisHistory(HistoryStore):
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[EventBatch]) -> None:
-        """Send records if there is a connection. Otherwise they are sent with the next ones."""
-        now = self._clock.monotonic()
-        if not self.enabled or now < self._paused_until:
+        """Send records in the background, in order. While the server cannot be reached, they wait."""
+        if not self.enabled or self._clock.monotonic() < self._paused_until:
             return
         self._waiting.extend([(batch.queue, encode_batch(batch)) for batch in batches])
-        while self._waiting:
-            queue, payload = self._waiting[0]
-            try:
-                if not self._send(queue, payload, now):
-                    return
-            except ConnectionLost:
-                return
-            self._waiting.popleft()
+        if self._sending is None and self._pool.is_up:
+            self._sending = asyncio.create_task(self._send_waiting())
+            self._sending.add_done_callback(self._on_sent)
 
-    def _send(self, queue: str, payload: bytes, now: float) -> bool:
-        connection = self._pool.open_connection(queue_slot(queue))
-        if connection is None:
-            return False
-        key = queue_key(queue, "history")
-        self._usual += (len(payload) - self._usual) / 64
+    async def _send_waiting(self) -> None:
+        """Send the records that wait: one trip for those of one queue that follow one another."""
+        while self._waiting:
+            queue = self._waiting[0][0]
+            payloads: list[bytes] = []
+            while self._waiting and self._waiting[0][0] == queue and len(payloads) < _MOST_SENT:
+                payloads.append(self._waiting.popleft()[1])
+            # After a failure it is unknown which of them are stored. A record must not appear twice, so they are lost.
+            replies = await self._pool.send_once(queue_slot(queue), self._commands(queue, payloads))
+            self._check(replies[: len(payloads)])
+
+    def _commands(self, queue: str, payloads: Sequence[bytes]) -> list[bytes]:
+        key, now = queue_key(queue, "history"), self._clock.monotonic()
+        for payload in payloads:
+            self._usual += (len(payload) - self._usual) / 64
         most = min(_MOST, max(_FEWEST, int(self._options.size / self._usual)))
-        added = connection.send("XADD", key, "MAXLEN", "~", most, "*", _FIELD, payload)
-        self._sent.add(added)
-        added.add_done_callback(self._answered)
+        commands = [pack(("XADD", key, "MAXLEN", "~", most, "*", _FIELD, payload)) for payload in payloads]
         if now - self._trimmed_at.get(queue, float("-inf")) > _TRIMMING:
             self._trimmed_at[queue] = now
             oldest = int((self._clock.time() - self._options.age) * 1000)
             # If it fails, the next trim, a minute later, tries again.
-            connection.send("XTRIM", key, "MINID", "~", max(0, oldest)).add_done_callback(ignore_result)
-        return True
+            commands.append(pack(("XTRIM", key, "MINID", "~", max(0, oldest))))
+        return commands
 
-    def _answered(self, future: asyncio.Future[Reply]) -> None:
-        self._sent.discard(future)
-        if future.cancelled():
-            return
-        error = future.exception()
+    def _check(self, replies: Sequence[Reply]) -> None:
+        """Pause if the server refuses records."""
+        error = next((reply for reply in replies if isinstance(reply, BackendError)), None)
         if error is None:
             if self._paused_until:
                 self._paused_until = 0.0
                 self._log.warning(events.HISTORY_RESUMED)
-        elif not isinstance(error, ConnectionLost | Redirected):
-            # The store has no memory, or denies permission. Other users of a lost connection report it.
+        elif not isinstance(error, Redirected):
+            # The store has no memory, or denies permission.
             if not self._paused_until:
                 fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: printable(str(error))}
                 self._log.warning(events.HISTORY_PAUSED, **fields)
             self._paused_until = self._clock.monotonic() + _PAUSE
 
+    def _on_sent(self, task: asyncio.Task[None]) -> None:
+        self._sending = None
+        error = None if task.cancelled() else task.exception()
+        # Other users of a lost connection report it.
+        if error is not None and not isinstance(error, BackendUnavailable):
+            self._check([error])
+
     async def aclose(self) -> None:
-        """Wait up to 1 s for the answers."""
-        if self._sent:
-            await asyncio.wait(tuple(self._sent), timeout=_CLOSE)
+        """Wait up to 1 s until the records are sent."""
+        await self._flush()
+
+    async def _flush(self) -> None:
+        if self._sending is not None:
+            await asyncio.wait([self._sending], timeout=_CLOSE)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -165,6 +177,7 @@ class RedisHistory(HistoryStore):
     async def last_position(self, log: str) -> str | None:
         """Read the stream's last entry only."""
         key = queue_key(check_queue(log), "history")
+        await self._flush()
         reply = await self._pool.command(queue_slot(log), "XREVRANGE", key, "+", "-", "COUNT", 1)
         last = _entries_in(reply)
         return _position(last[0][0], _ALL) if last else None
@@ -182,7 +195,8 @@ class RedisHistory(HistoryStore):
         return sort_by_time(found)
 
     async def _entries(self, queue: str, place: tuple[int, int], given: int) -> list[tuple[tuple[int, int], bytes]]:
-        """Read some entries of a stream, starting at a place."""
+        """Read some entries of a stream, starting at a place. Those that this process has appended are there."""
+        await self._flush()
         start = f"{'(' if given == _ALL else ''}{place[0]}-{place[1]}"
         key = queue_key(check_queue(queue), "history")
         reply = await self._pool.command(queue_slot(queue), "XRANGE", key, start, "+", "COUNT", _ENTRIES)

@@ -9,20 +9,32 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 import msgspec
+from redis.credentials import CredentialProvider
 
 from qworker.errors import InvalidURL
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
 from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.url import BackendURL
+from qworker_redis.credentials import credential_provider
 
 __all__ = ["Address", "Options", "TcpAddress", "UnixAddress", "parse_hosts"]
 
 _TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key", "tls_verify")
 _OPTIONS: frozenset[str] = frozenset(
-    {*_TLS_OPTIONS, "timeout", "retry_timeout", "min_replicas", *KEEP_OPTIONS, *HISTORY_OPTIONS}
+    {
+        *_TLS_OPTIONS,
+        "timeout",
+        "retry_timeout",
+        "min_replicas",
+        "credential_provider",
+        *KEEP_OPTIONS,
+        *HISTORY_OPTIONS,
+    }
 )
 # The options of `rfq:`. The other options do not fit the other implementations of its protocol.
-_RFQ_OPTIONS: frozenset[str] = frozenset({"timeout", "retry_timeout", "min_replicas", "keep_failed", *HISTORY_OPTIONS})
+_RFQ_OPTIONS: frozenset[str] = frozenset(
+    {"timeout", "retry_timeout", "min_replicas", "credential_provider", "keep_failed", *HISTORY_OPTIONS}
+)
 # Bytes of a queue's stream of events.
 _HISTORY = 32 << 20
 
@@ -60,6 +72,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     primary: str = ""
     username: str | None = None
     password: str | None = None
+    # Gives the user and the password of each new connection, in place of these two.
+    credentials: CredentialProvider | None = None
     sentinel_password: str | None = None
     db: int = 0
     tls: ssl.SSLContext | None = None
@@ -102,12 +116,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         secure = secure or (mode != "single" and url.boolean("tls", False))
         if not secure:
             _no_tls(url)
+        credentials = credential_provider(url)
+        if credentials is not None and (username or password):
+            raise InvalidURL(f"{url.masked}: remove the user and the password: the credential_provider gives them")
         return cls(
             mode=mode,
             addresses=addresses,
             primary=primary,
             username=username,
             password=password if password is not None else os.environ.get("QWORKER_REDIS_PASSWORD") or None,
+            credentials=credentials,
             sentinel_password=os.environ.get("QWORKER_REDIS_SENTINEL_PASSWORD") or None,
             db=db,
             tls=_tls(url) if secure else None,

@@ -53,11 +53,11 @@ class RedisPublisher:
         sequence, key = token.next(), token.key
         sent = False
         try:
-            if len(batch) == 1 and (connection := self._fast_path(queue, batch[0])) is not None:
+            if len(batch) == 1 and self._is_plain(queue, batch[0]):
                 message_id, _, rest = batch[0]
                 try:
                     arguments = sequence.encode(), message_id.encode(), rest
-                    if not await self._pool.evaluate_packed(connection, "publish_one", queue, key, arguments):
+                    if not await self._pool.run_packed("publish_one", queue, key, arguments):
                         return [message_id]
                 except BackendUnavailable as error:
                     sent = isinstance(error, ConnectionLost) and error.sent
@@ -73,10 +73,9 @@ class RedisPublisher:
             token.keep()
             raise
 
-    def _fast_path(self, queue: str, item: PlainDraft) -> Connection | None:
-        """Return the connection for the first attempt of a message that only has to be stored."""
-        plain = not item[1] and queue in self._known and not self._options.min_replicas
-        return self._pool.healthy_connection(queue_slot(queue)) if plain else None
+    def _is_plain(self, queue: str, item: PlainDraft) -> bool:
+        """Return whether a message only has to be stored, which a small script does."""
+        return not item[1] and queue in self._known and not self._options.min_replicas
 
     async def _send_batch(
         self, queue: str, sequence: str, key: str, batch: Sequence[PlainDraft], sent: bool

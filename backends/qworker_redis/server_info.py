@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import cast
 
 import msgspec
 
-from qworker.errors import BackendError, PermissionDenied
-from qworker_redis.connection import Connection
+from qworker.errors import BackendError, BackendUnavailable, PermissionDenied
+from qworker_redis.connection import Connection, pack
 from qworker_redis.error_replies import Reply
 
-__all__ = ["ServerInfo", "read_server_info", "require_safe"]
+__all__ = ["ServerInfo", "read_server_info", "require_primary", "require_safe"]
 
 _OLDEST = (6, 2)
 
@@ -40,9 +39,8 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_server_info(connection: Connection) -> ServerInfo:
     """Read what a server reports about itself."""
-    info, config = connection.send("INFO"), connection.send("CONFIG", "GET", "appendfsync")
-    fields = _fields(await _reply_or_none(info))
-    fsync = await _reply_or_none(config)
+    info, config = await connection.send_all([pack(("INFO",)), pack(("CONFIG", "GET", "appendfsync"))])
+    fields, fsync = _fields(_reply_or_none(info)), _reply_or_none(config)
     return ServerInfo(
         address=str(connection.address),
         version=connection.version,
@@ -60,16 +58,14 @@ async def read_server_info(connection: Connection) -> ServerInfo:
     )
 
 
-async def _reply_or_none(asked: asyncio.Future[Reply]) -> Reply:
+def _reply_or_none(reply: Reply) -> Reply:
     """Return the answer, or None if this user has no permission or the provider has removed the command."""
-    try:
-        return await asked
-    except PermissionDenied:
+    if not isinstance(reply, BackendError):
+        return reply
+    missing = "unknown command" in str(reply).lower() or "unknown subcommand" in str(reply).lower()
+    if missing or isinstance(reply, PermissionDenied):
         return None
-    except BackendError as error:
-        if "unknown command" in str(error).lower() or "unknown subcommand" in str(error).lower():
-            return None
-        raise
+    raise reply
 
 
 def _fields(info: Reply) -> dict[str, str]:
@@ -92,3 +88,13 @@ def require_safe(info: ServerInfo) -> None:
             f"Redis at {info.address} may evict queues (maxmemory-policy {info.policy}): "
             "set maxmemory-policy to noeviction"
         )
+
+
+def require_primary(info: ServerInfo) -> None:
+    """Refuse a server that sentinels still name, but which is a replica.
+
+    Raises:
+        BackendUnavailable: It is not a primary.
+    """
+    if info.role not in {"", "master"}:
+        raise BackendUnavailable(f"the sentinels name {info.address}, which is not a primary")

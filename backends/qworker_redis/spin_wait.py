@@ -12,12 +12,9 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
 
 __all__ = ["CLOSE", "LONGEST", "SpinWait"]
-
-T = TypeVar("T")
 
 # Seconds. An answer over a network mostly takes longer.
 LONGEST = 0.0002
@@ -28,7 +25,7 @@ _MOST_SKIPPED = 1023
 
 
 class SpinWait:
-    """Decides for one connection whether to poll. Each time that polling did not help, twice as many calls sleep.
+    """Decides for the calls to one server whether to poll. Each time that it did not help, twice as many calls sleep.
 
     Args:
         clock: Returns seconds.
@@ -42,27 +39,22 @@ class SpinWait:
         self._pause = 0
         self._skip = 0
 
-    async def answer(self, future: asyncio.Future[T]) -> T:
-        """Wait for the result of a future."""
+    async def poll(self, can_read: Callable[[], Awaitable[bool]]) -> None:
+        """Return when a connection has an answer, or when sleeping until it arrives costs less."""
         now = self._clock()
-        if self._possible and now - self._answered < CLOSE:
-            if self._skip:
-                self._skip -= 1
-            elif await self._poll_until(now + LONGEST, future):
-                self._pause = 0
-            else:
+        if not self._possible or now - self._answered >= CLOSE:
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        end = now + LONGEST
+        while not await can_read():
+            if self._clock() > end:
                 self._pause = self._skip = min(2 * self._pause + 1, _MOST_SKIPPED)
-        reply = await future
-        self._answered = self._clock()
-        return reply
+                return
+            await asyncio.sleep(0)
+        self._pause = 0
 
-    async def _poll_until(self, end: float, future: asyncio.Future[T]) -> bool:
-        try:
-            while not future.done():
-                if self._clock() > end:
-                    return False
-                await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            future.cancel()
-            raise
-        return True
+    def answered(self) -> None:
+        """Record that a call has its answer now."""
+        self._answered = self._clock()

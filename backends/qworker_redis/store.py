@@ -49,7 +49,7 @@ class RedisStore:
 
     async def open(self) -> None:
         """Connect to the server, and refuse one that may lose queues."""
-        await self.pool.get_connection(queue_slot("queues"))
+        await self.pool.open(queue_slot("queues"))
 
     async def aclose(self) -> None:
         """Wait for the background tasks."""

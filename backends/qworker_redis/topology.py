@@ -1,25 +1,21 @@
-"""Find the server of a queue: the one of the URL, the primary that the sentinels know, or the node of a cluster.
-
-Discovery blocks and runs in threads. It is rare, and `extend` must be able to do it while the event loop is blocked.
-"""
+"""Find the server of a queue: the one of the URL, the primary that the sentinels know, or the node of a cluster."""
 
 from __future__ import annotations
 
 import abc
-import binascii
-import threading
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import cast
 
-from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.blocking_connection import BlockingConnection
-from qworker_redis.error_replies import Redirected, Reply
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.cluster import ClusterNode, NodesManager
+from redis.crc import key_slot
+from redis.exceptions import RedisClusterException, RedisError
+
+from qworker.errors import BackendUnavailable
+from qworker_redis.connection import connection_settings, connection_type, reason_of
+from qworker_redis.error_replies import Redirected
 from qworker_redis.options import Address, Options, TcpAddress
 
-__all__ = ["Topology", "key_slot", "make_topology", "queue_slot"]
-
-_SLOTS = 16384
+__all__ = ["Topology", "make_topology", "queue_slot"]
 
 
 @lru_cache(4096)
@@ -28,25 +24,19 @@ def queue_slot(queue: str) -> int:
     return key_slot(f"qworker:{queue}".encode())
 
 
-def key_slot(tag: bytes) -> int:
-    """Return the slot of a key without braces, or of the text between its braces: CRC-16 (XModem)."""
-    return binascii.crc_hqx(tag, 0) % _SLOTS
-
-
 class Topology(abc.ABC):
-    """The servers of queues. It is safe to use from any thread."""
+    """The servers of queues. Any event loop can use it."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._lock = threading.Lock()
 
     @abc.abstractmethod
     def known(self, slot: int) -> Address | None:
         """Return the server of a slot if it is known without asking."""
 
     @abc.abstractmethod
-    def discover(self, slot: int) -> Address:
-        """Ask for the server of a slot. Blocks.
+    async def discover(self, slot: int) -> Address:
+        """Ask for the server of a slot.
 
         Raises:
             BackendUnavailable: No server knows.
@@ -57,10 +47,14 @@ class Topology(abc.ABC):
         """Record that a server failed or refused, so that the server of its slots must be found again."""
 
     def learn_redirect(self, redirected: Redirected, address: Address) -> Address | None:
-        """Use a redirection. Return the address that it names, if any."""
-        self.invalidate(-1, address)
-        del redirected
+        """Use a redirection by a server. Return the address that it names, if any."""
+        self.invalidate(redirected.slot, address)
         return None
+
+    def _settings(self, *, sentinel: bool) -> dict[str, object]:
+        """Return the settings of the connections that ask. They have no call with a deadline around them."""
+        settings = connection_settings(self._options, sentinel=sentinel)
+        return {**settings, "socket_timeout": self._options.timeout, "connection_class": connection_type(self._options)}
 
 
 class _Single(Topology):
@@ -69,7 +63,7 @@ class _Single(Topology):
     def known(self, slot: int) -> Address:
         return self._options.addresses[0]
 
-    def discover(self, slot: int) -> Address:
+    async def discover(self, slot: int) -> Address:
         return self._options.addresses[0]
 
     def invalidate(self, slot: int, address: Address) -> None:
@@ -81,39 +75,34 @@ class _Sentinel(Topology):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
+        self._sentinels = [address for address in options.addresses if isinstance(address, TcpAddress)]
         self._primary: Address | None = None
 
     def known(self, slot: int) -> Address | None:
         return self._primary
 
-    def discover(self, slot: int) -> Address:
-        with self._lock:
-            errors: list[str] = []
-            for address in self._options.addresses:
-                try:
-                    found = self._ask(address)
-                except BackendError as error:
-                    errors.append(str(error))
-                    continue
-                if found is not None:
-                    self._primary = found
-                    return found
-                errors.append(f"the sentinel {address} knows no {self._options.primary!r}")
-            raise BackendUnavailable(f"no sentinel knows the primary: {'; '.join(errors)}")
+    async def discover(self, slot: int) -> Address:
+        errors: list[str] = []
+        for address in tuple(self._sentinels):
+            try:
+                found = await self._ask(address)
+            except RedisError as error:
+                errors.append(f"{address}: {reason_of(error)}")
+                continue
+            if found is not None:
+                # A sentinel that does not answer costs a timeout only once.
+                self._sentinels.sort(key=lambda each: each != address)
+                self._primary = found
+                return found
+            errors.append(f"{address} has no {self._options.primary!r}")
+        raise BackendUnavailable(f"no sentinel knows the primary: {'; '.join(errors)}")
 
-    def _ask(self, address: Address) -> Address | None:
-        """Return the primary that one sentinel names, if that server agrees."""
-        with BlockingConnection(self._options, address, sentinel=True) as sentinel:
-            reply = sentinel.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._options.primary)
-        if not isinstance(reply, list):
-            return None
-        host, port = cast("list[bytes]", reply)
-        found = TcpAddress(host.decode(), int(port))
-        with BlockingConnection(self._options, found) as server:
-            role = cast("Sequence[Reply]", server.call("ROLE"))[0]
-        if role != b"master":
-            raise BackendUnavailable(f"sentinel {address} points to {found}, which is not a primary yet")
-        return found
+    async def _ask(self, address: TcpAddress) -> Address | None:
+        settings = self._settings(sentinel=True)
+        pool = ConnectionPool(host=address.host, port=address.port, **settings)
+        async with Redis.from_pool(pool) as sentinel:
+            found = await sentinel.sentinel_get_master_addr_by_name(self._options.primary)
+        return None if found is None else TcpAddress(found[0].decode(), found[1])
 
     def invalidate(self, slot: int, address: Address) -> None:
         if self._primary == address:
@@ -127,52 +116,46 @@ class _Cluster(Topology):
         super().__init__(options)
         self._slots: dict[int, Address] = {}
         self._nodes: list[Address] = list(options.addresses)
+        # The name of the node that failed last, which is asked last.
+        self._failed = ""
 
     def known(self, slot: int) -> Address | None:
         return self._slots.get(slot)
 
-    def discover(self, slot: int) -> Address:
-        with self._lock:
-            errors: list[str] = []
-            for address in [*self._nodes, *self._options.addresses]:
-                try:
-                    with BlockingConnection(self._options, address) as node:
-                        reply = node.call("CLUSTER", "SLOTS")
-                except BackendError as error:
-                    errors.append(str(error))
-                    continue
-                self._learn(cast("list[list[Reply]]", reply), address)
-                found = self._slots.get(slot)
-                if found is not None:
-                    return found
-                errors.append(f"no server has the slot {slot}")
-            raise BackendUnavailable(f"the cluster does not answer: {'; '.join(dict.fromkeys(errors))}")
-
-    def _learn(self, ranges: list[list[Reply]], asked: Address) -> None:
-        slots: dict[int, Address] = {}
-        nodes: dict[Address, None] = {}
-        for row in ranges:
-            first, last, primary = cast("tuple[int, int, list[Reply]]", row[:3])
-            host, port = cast("tuple[bytes | None, int]", primary[:2])
-            address = TcpAddress(host.decode() if host else cast("TcpAddress", asked).host, port)
-            nodes[address] = None
-            slots.update(dict.fromkeys(range(first, last + 1), address))
-        self._slots = slots
-        self._nodes = list(nodes)
+    async def discover(self, slot: int) -> Address:
+        # redis-py's map of slots asks the nodes that were known last and those of the URL, in any order.
+        settings = self._settings(sentinel=False)
+        addresses = dict.fromkeys([*self._nodes, *self._options.addresses])
+        nodes = [ClusterNode(each.host, each.port, **settings) for each in addresses if isinstance(each, TcpAddress)]
+        manager = NodesManager(nodes, require_full_coverage=False, connection_kwargs=settings)
+        try:
+            await manager.initialize(last_failed_node_name=self._failed)
+        except (RedisError, RedisClusterException) as error:
+            raise BackendUnavailable(f"the cluster does not answer: {reason_of(error)}") from error
+        finally:
+            await manager.aclose("startup_nodes")
+            await manager.aclose()
+        self._slots = {each: TcpAddress(found[0].host, found[0].port) for each, found in manager.slots_cache.items()}
+        self._nodes = list(dict.fromkeys(self._slots.values()))
+        if slot not in self._slots:
+            raise BackendUnavailable(f"the cluster does not answer: no server has the slot {slot}")
+        return self._slots[slot]
 
     def invalidate(self, slot: int, address: Address) -> None:
+        self._failed = str(address)
         if self._slots.get(slot) == address:
             self._slots.pop(slot, None)
 
     def learn_redirect(self, redirected: Redirected, address: Address) -> Address | None:
-        if redirected.code == "READONLY":
+        found = redirected.target
+        if found is None:
+            # This primary has become a replica, so it has none of its slots any more.
             self._slots = {slot: node for slot, node in self._slots.items() if node != address}
             return None
-        slot, _, target = redirected.rest.partition(" ")
-        host, _, port = target.rpartition(":")
-        found = TcpAddress(host.strip("[]") or cast("TcpAddress", address).host, int(port))
+        if not found.host and isinstance(address, TcpAddress):
+            found = TcpAddress(address.host, found.port)
         if redirected.code == "MOVED":
-            self._slots[int(slot)] = found
+            self._slots[redirected.slot] = found
         return found
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.connection import Argument, Connection, ignore_result
+from qworker_redis.connection import Argument, Connection, pack
 from qworker_redis.error_replies import NoScript, Redirected, Reply
 from qworker_redis.keys import queue_key
 from qworker_redis.store import RedisStore
@@ -123,38 +123,40 @@ class WakeListWaiter:
             The two answers. The second one is None without a lease, or if the server does not know the script.
         """
         seconds = max(seconds, SHORTEST_BLOCK)
-        async with self._pool.blocking_connection(slot) as connection:
-            keys = [queue_key(queue, "wake") for queue in queues]
-            answers = [connection.send("BLPOP", *keys, seconds, within=seconds)]
-            if lease is not None:
-                answers.append(self._send_lease(connection, queues[0], lease, seconds))
-            await self._wait_for_answers(answers, seconds)
-            replies: list[Reply] = [None, None]
-            for number, answer in enumerate(answers):
-                try:
-                    replies[number] = answer.result()
-                except NoScript:
-                    continue
-                except BackendError as error:
-                    self._pool.learn_from(error, slot, connection)
-                    raise
-            return replies[0], replies[1]
+        keys = [queue_key(queue, "wake") for queue in queues]
 
-    async def _wait_for_answers(self, answers: Sequence[asyncio.Future[Reply]], seconds: float) -> None:
-        """Wait for answers, but not longer than the block and a grace time.
+        def commands(connection: Connection) -> list[bytes]:
+            wanted = [pack(("BLPOP", *keys, seconds))]
+            if lease is not None:
+                wanted.append(self._pack_lease(connection, queues[0], lease))
+            return wanted
+
+        woken, *leased = await self._send_and_wait(slot, commands, seconds)
+        return woken, leased[0] if leased else None
+
+    async def _send_and_wait(
+        self, slot: int, commands: Callable[[Connection], list[bytes]], seconds: float
+    ) -> list[Reply]:
+        """Send commands that block for some seconds, and wait a grace time longer for their answers.
 
         If the clock of a server is set back, it blocks for that time too. It runs, and the call only has to be
         repeated.
-        """
-        for answer in answers:
-            answer.add_done_callback(ignore_result)
-        _, late = await asyncio.wait(answers, timeout=seconds + _GRACE)
-        if late:
-            raise ReadTimeout("a blocking read took too long")
 
-    def _send_lease(
-        self, connection: Connection, queue: str, lease: Sequence[Argument], seconds: float
-    ) -> asyncio.Future[Reply]:
+        Returns:
+            The answers. None for a script that the server does not know.
+        """
+        try:
+            async with asyncio.timeout(seconds + _GRACE), self._pool.blocking_connection(slot) as connection:
+                replies = await connection.send_all(commands(connection), within=seconds)
+                for number, reply in enumerate(replies):
+                    if isinstance(reply, NoScript):
+                        replies[number] = None
+                    elif isinstance(reply, BackendError):
+                        raise reply
+                return replies
+        except TimeoutError:
+            raise ReadTimeout("a blocking read took too long") from None
+
+    def _pack_lease(self, connection: Connection, queue: str, lease: Sequence[Argument]) -> bytes:
         void, *arguments = lease
-        command = self._pool.script_command(connection, "lease", queue, arguments, (str(void),))
-        return connection.send(*command, within=seconds)
+        return pack(self._pool.script_command(connection, "lease", queue, arguments, (str(void),)))

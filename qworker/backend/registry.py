@@ -6,8 +6,12 @@ registered in the same way as those of other packages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import msgspec
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -53,12 +57,26 @@ def backend_class(scheme: str) -> type[Backend]:
     return found
 
 
-def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Backend:
+def open_backend(
+    url: str,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    remote_leases: bool = False,
+    credential_provider: Callable[[], Any] | None = None,
+) -> Backend:
     """Create the backend of a URL, without touching the store. See `Backend.from_url`.
+
+    Args:
+        url: The URL.
+        clock: See `Backend.from_url`.
+        remote_leases: See `Backend.from_url`.
+        credential_provider: See `Tasks`.
 
     Raises:
         InvalidURL: The URL, its scheme or an option is not known.
         MissingExtra: The backend's driver is not installed.
     """
     parsed = BackendURL.parse(url)
+    if credential_provider is not None:
+        parsed = msgspec.structs.replace(parsed, credential_provider=credential_provider)
     return backend_class(parsed.scheme).from_url(parsed, clock=clock, remote_leases=remote_leases)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getopt
+
 import click
 
 from qworker.backend.scan_source import ScanError, ScanOptions

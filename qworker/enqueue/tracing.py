@@ -1,9 +1,10 @@
 """The producer's half of a trace: a span for each enqueueing call, whose context is in the envelope.
 
-As in `telemetry`, OpenTelemetry's API is used only if the application has set a tracer provider. That the API is imported
-says nothing, because libraries with instrumentation import it wherever it is installed: redis-py does. By the messaging semantic conventions `enqueue` is a span `send QUEUE` of kind PRODUCER, and the
-span of the handler continues it. If calls are enqueued together, each has a span `create QUEUE`, which the span of its
-handler continues, and each batch has a span `send QUEUE` of kind CLIENT with links to them.
+As in `telemetry`, OpenTelemetry's API is used only if the application has set a tracer provider. An import of the API
+says nothing, because libraries with instrumentation, such as redis-py, import it wherever it is installed. By the
+messaging semantic conventions `enqueue` is a span `send QUEUE` of kind PRODUCER, and the span of the handler continues
+it. If calls are enqueued together, each has a span `create QUEUE`, which the span of its handler continues, and each
+batch has a span `send QUEUE` of kind CLIENT with links to them.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from hiredis import ReplyError
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.asyncio.connection import DefaultParser
+from redis.crc import key_slot
 
 from qworker.errors import (
     BackendError,
@@ -25,13 +26,14 @@ from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.batch_sender import BatchSender
 from qworker_redis.codec import decode, encode
-from qworker_redis.connection import Connection, connect
+from qworker_redis.connection import Connection, connect, pack
 from qworker_redis.error_replies import ConnectionLost, Redirected, to_error
 from qworker_redis.keys import NATIVE
+from qworker_redis.lender import Lender
 from qworker_redis.options import Options, TcpAddress
 from qworker_redis.rfq.keys import RFQ
 from qworker_redis.scripts import ScriptSet
-from qworker_redis.topology import key_slot, queue_slot
+from qworker_redis.topology import queue_slot
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
@@ -147,9 +149,11 @@ IN_SCRIPT = "ERR Error running script (call to f_f8d90fe0): @user_script:66: @us
     ],
 )
 def test_error_replies_become_errors_of_the_one_tree(text: str, kind: type[BackendError]) -> None:
-    error = to_error(ReplyError(text))
+    # As redis-py reads it.
+    reply = DefaultParser.parse_error(text)
+    error = to_error(reply)
     assert type(error) is kind
-    assert isinstance(error.__cause__, ReplyError)
+    assert error.__cause__ is reply
 
 
 def test_slots_are_those_of_a_cluster() -> None:
@@ -216,7 +220,7 @@ async def test_a_cancelled_call_takes_nobody_along_and_a_failure_reaches_all_of_
 
 
 class Scripted(asyncio.Protocol):
-    """A server's end that answers what comes with prepared bytes; None: with the end of the connection."""
+    """A server's end that answers what comes with prepared bytes, in the pieces between `|`; None: it hangs up."""
 
     def __init__(self, answers: Sequence[bytes | None]) -> None:
         self.left = [b"*2\r\n$7\r\nversion\r\n$5\r\n7.0.1\r\n", *answers]
@@ -232,7 +236,8 @@ class Scripted(asyncio.Protocol):
             if answer is None:
                 self.transport.close()
             else:
-                self.transport.write(answer)
+                for number, piece in enumerate(answer.split(b"|")):
+                    asyncio.get_running_loop().call_later(number * 0.01, self.transport.write, piece)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone.set()
@@ -249,54 +254,72 @@ async def said(*answers: bytes | None) -> AsyncIterator[Connection]:
     try:
         yield connection
     finally:
-        connection.close()
+        await connection.close()
         await scripted.gone.wait()
         server.close()
         await server.wait_closed()
 
 
+ONE, TWO = pack(("ONE",)), pack(("TWO",))
+
+
 async def test_answers_come_in_order_and_in_pieces() -> None:
-    async with said(b":1\r\n$3\r\na", b"bc\r\n") as connection:
+    async with said(b":1\r\n$3\r\na|bc\r\n:3\r\n") as connection:
         assert connection.version == (7, 0)
-        first, second = connection.send("ONE"), connection.send("TWO")
-        assert await first == 1
-        # Commands that went out as one are one to this server.
-        third = connection.send("THREE")
-        assert await second == b"abc"
-        third.cancel()
+        assert await connection.send_all([ONE, TWO, ONE]) == [1, b"abc", 3]
 
 
-async def test_the_answer_to_a_cancelled_command_goes_to_nobody() -> None:
-    async with said(b":1\r\n:2\r\n") as connection:
-        first, second = connection.send("ONE"), connection.send("TWO")
-        first.cancel()
-        assert await second == 2
+async def test_an_error_among_answers_is_one_of_them() -> None:
+    async with said(b":1\r\n-NOPERM no\r\n:3\r\n") as connection:
+        first, second, third = await connection.send_all([ONE, TWO, ONE])
+        assert (first, third) == (1, 3)
+        assert isinstance(second, PermissionDenied)
+        assert await connection.is_usable()
 
 
-async def test_a_lost_connection_fails_all_that_wait_and_all_that_comes() -> None:
-    async with said(None) as connection:
-        calls = [connection.send("ONE"), connection.send("TWO")]
-        for call in calls:
-            with pytest.raises(ConnectionLost) as caught:
-                await call
-            assert caught.value.sent
+async def test_a_cancelled_command_ends_its_connection_so_that_nobody_gets_its_answer() -> None:
+    async with said(b"") as connection:
+        call = asyncio.create_task(connection.send("ONE"))
+        await wait_until(lambda: connection.deadline < float("inf"))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
         assert not connection.alive
-        with pytest.raises(ConnectionLost) as caught:
-            connection.send("THREE")
-        assert not caught.value.sent
+
+
+async def test_a_lost_connection_fails_its_call_and_is_not_lent_again() -> None:
+    async with said(None) as connection:
+        with pytest.raises(ConnectionLost, match="closed by the server") as caught:
+            await connection.send("ONE")
+        assert caught.value.sent
+        assert not connection.alive
+        assert not await connection.is_usable()
 
 
 async def test_silence_ends_a_connection() -> None:
     async with said(b"") as connection:
+
+        async def opened(_lender: Lender) -> Connection:
+            return connection
+
+        lender = Lender(connection.address, 0.5, opened)
+        assert await lender.take() is connection
         with pytest.raises(ConnectionLost, match="no answer within"):
+            await connection.send("ONE")
+        lender.give(connection)
+        assert not connection.alive
+        assert await lender.take_idle() is None
+        await lender.aclose()
+
+
+async def test_a_server_that_talks_nonsense_is_left() -> None:
+    async with said(b"HTTP/1.1 400 Bad Request\r\n\r\n") as connection:
+        with pytest.raises(ConnectionLost, match="does not speak the Redis protocol"):
             await connection.send("ONE")
         assert not connection.alive
 
 
-@pytest.mark.parametrize("nonsense", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n:2\r\n"])
-async def test_a_server_that_talks_nonsense_is_left(nonsense: bytes) -> None:
-    async with said(nonsense) as connection:
-        call = connection.send("ONE")
-        await wait_until(lambda: not connection.alive)
-        await asyncio.wait([call])
-        assert call.exception() is not None or call.result() == 1
+async def test_a_connection_with_an_answer_that_nobody_asked_for_is_not_lent() -> None:
+    async with said(b":1\r\n:2\r\n") as connection:
+        assert await connection.send("ONE") == 1
+        assert not await connection.is_usable()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
-
 from qworker_redis.spin_wait import CLOSE, LONGEST, SpinWait
 
 
@@ -25,18 +21,16 @@ class Ticking:
 
 async def one_call(spin: SpinWait, clock: Ticking, passes: int) -> int:
     """A call whose answer takes some passes of the loop; how often the clock was looked at."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[int] = loop.create_future()
+    left = passes
 
-    def later(left: int) -> None:
-        if left:
-            loop.call_soon(later, left - 1)
-        else:
-            future.set_result(7)
+    async def can_read() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
 
-    later(passes)
     before = clock.looks
-    assert await spin.answer(future) == 7
+    await spin.poll(can_read)
+    spin.answered()
     return clock.looks - before
 
 
@@ -76,18 +70,3 @@ async def test_a_single_processor_is_left_to_the_server() -> None:
     spin = SpinWait(clock, processors=1)
     for _ in range(10):
         assert await one_call(spin, clock, 5) == SLEPT
-
-
-@pytest.mark.parametrize("passes", [1, 10])
-async def test_a_call_cancelled_while_it_is_looked_for_is_forgotten(passes: int) -> None:
-    clock = Ticking(LONGEST / 1000)
-    spin = SpinWait(clock, processors=2)
-    await one_call(spin, clock, 1)
-    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    call = asyncio.create_task(spin.answer(future))
-    for _ in range(passes):
-        await asyncio.sleep(0)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert future.cancelled()

@@ -10,7 +10,7 @@ from qworker.clock import Clock
 from qworker.errors import BackendError
 from qworker.names import check_queue, printable
 from qworker_redis.admin import BATCH
-from qworker_redis.connection import Argument, Connection, ignore_result
+from qworker_redis.connection import Argument, Connection, pack
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
 from qworker_redis.rfq.admin import list_topics
@@ -91,10 +91,12 @@ class RfqCommands:
             if again and await connection.send("EXISTS", key):
                 return None
             # EXEC reports the errors of all commands.
-            connection.send("MULTI").add_done_callback(ignore_result)
-            connection.send("HSET", key, *flat).add_done_callback(ignore_result)
-            connection.send("RPUSH" if front else "LPUSH", backlog, message_id).add_done_callback(ignore_result)
-            return await connection.send("EXEC")
+            push = "RPUSH" if front else "LPUSH"
+            commands = ("MULTI",), ("HSET", key, *flat), (push, backlog, message_id), ("EXEC",)
+            replies = await connection.send_all([pack(command) for command in commands])
+            if isinstance(replies[-1], BackendError):
+                raise replies[-1]
+            return replies[-1]
 
         await self._pool.repeat(queue_slot(topic), attempt)
         return message_id

@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-from qworker.errors import BackendError
-from qworker_redis.connection import Argument, ignore_result
+from qworker_redis.connection import Argument, pack
+from qworker_redis.connections import ignore_result
 from qworker_redis.error_replies import Reply
 from qworker_redis.rfq.keys import rfq_key
 from qworker_redis.store import RedisStore
@@ -84,11 +84,6 @@ class BacklogWaiter(WakeListWaiter):
         del lease
         seconds = max(seconds, SHORTEST_BLOCK)
         backlog = rfq_key(queues[0], "backlog")
-        async with self._pool.blocking_connection(slot) as connection:
-            answer = connection.send("BLMOVE", backlog, backlog, "RIGHT", "RIGHT", seconds, within=seconds)
-            await self._wait_for_answers([answer], seconds)
-            try:
-                return answer.result(), None
-            except BackendError as error:
-                self._pool.learn_from(error, slot, connection)
-                raise
+        command = pack(("BLMOVE", backlog, backlog, "RIGHT", "RIGHT", seconds))
+        (reply,) = await self._send_and_wait(slot, lambda _: [command], seconds)
+        return reply, None

@@ -1,0 +1,158 @@
+"""The connections to one server, each lent to one call at a time.
+
+A lent connection is taken from a list and put back. redis-py's own pool would lock, count and check it each time, which
+costs as much as a command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from qworker_redis.connection import Connection
+from qworker_redis.options import Address
+from qworker_redis.spin_wait import SpinWait
+
+__all__ = ["Lender"]
+
+# Connections for commands that do not block. Calls of one kind for one queue are sent one after another, so a busy
+# process needs about three.
+_MOST = 16
+# An overdue answer is noticed after at most this part of the timeout, in seconds at least the second value.
+_CHECK_EVERY, _SHORTEST = 0.25, 0.02
+
+
+class Lender:
+    """The connections to one server.
+
+    Args:
+        address: The server.
+        timeout: Seconds for an answer.
+        connect: Opens a connection.
+
+    Attributes:
+        spin_wait: Decides whether small calls poll.
+        is_checked: Whether queues are safe on this server. This is unknown after each failure.
+    """
+
+    def __init__(self, address: Address, timeout: float, connect: Callable[[Lender], Awaitable[Connection]]) -> None:
+        self.address = address
+        self.spin_wait = SpinWait()
+        self.is_checked = False
+        self._timeout = timeout
+        self._connect = connect
+        self._idle: list[Connection] = []
+        self._lent: set[Connection] = set()
+        self._blocked: set[Connection] = set()
+        # Connections that are being opened, and calls that wait for one.
+        self._opening = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def take_idle(self) -> Connection | None:
+        """Lend a connection that is open, if there is one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if await connection.is_usable():
+                self._lent.add(connection)
+                self._start_watch()
+                return connection
+            await connection.close()
+        return None
+
+    async def take(self, *, blocking: bool = False) -> Connection:
+        """Lend a connection until `give`.
+
+        Args:
+            blocking: Whether the command may block for long. The number of these connections has no limit.
+
+        Raises:
+            BackendUnavailable: The server cannot be reached.
+            PermissionDenied: It refuses this user.
+        """
+        while (connection := await self.take_idle()) is None:
+            if blocking or len(self._lent) + self._opening < _MOST:
+                connection = await self._open()
+                break
+            await self._wait_for_idle()
+        if blocking:
+            self._lent.discard(connection)
+            self._blocked.add(connection)
+        return connection
+
+    async def _open(self) -> Connection:
+        self._opening += 1
+        try:
+            connection = await self._connect(self)
+        except BaseException:
+            self._wake_one()
+            raise
+        finally:
+            self._opening -= 1
+        self._lent.add(connection)
+        self._start_watch()
+        return connection
+
+    async def _wait_for_idle(self) -> None:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self._wake_one()
+            raise
+
+    def give(self, connection: Connection) -> None:
+        """Take a connection back. If it has ended, another one may be opened."""
+        self._lent.discard(connection)
+        self._blocked.discard(connection)
+        if connection.alive:
+            self._idle.append(connection)
+        if self._waiting:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+
+    async def drop_idle(self) -> None:
+        """End the idle connections: the server failed, or is not the primary any more."""
+        self.is_checked = False
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def aclose(self) -> None:
+        """End all connections. Calls that wait for an answer fail."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        for connection in (*self._lent, *self._blocked):
+            await connection.close()
+        await self.drop_idle()
+
+    # -- overdue answers ---------------------------------------------------------------------------------------------
+
+    def _start_watch(self) -> None:
+        # One timer for all calls, because a timeout for each would cost as much as the call.
+        if self._watch is None:
+            delay = max(self._timeout * _CHECK_EVERY, _SHORTEST)
+            self._watch = asyncio.get_running_loop().call_later(delay, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        self._watch = None
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in (*self._lent, *self._blocked):
+            if now > connection.deadline:
+                connection.overdue = True
+                task = loop.create_task(connection.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        if self._lent or self._blocked:
+            self._start_watch()
