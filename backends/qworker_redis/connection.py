@@ -45,26 +45,27 @@ class Connection:
     Args:
         link: The connection of redis-py.
         address: The server, for messages.
-        timeout: Seconds for each answer. See `ConnectionPool`, which ends connections whose answer is overdue.
+        timeout: Seconds for each answer. See `Lender`, which ends calls whose answer is overdue.
+        version: The server's version. (0, 0): unknown.
 
     Attributes:
-        version: The server's version. (0, 0): unknown.
         deadline: The loop's time at which the call that uses the connection must have its answers.
-        overdue: Whether the connection was ended because an answer was not there in time.
         asking: Whether each command asks for a slot that is being moved to this server.
     """
 
-    __slots__ = ("_link", "_loop", "_timeout", "address", "asking", "deadline", "overdue", "version")
-
     def __init__(self, link: AbstractConnection, address: Address, timeout: float, version: tuple[int, int]) -> None:
-        self._link = link
-        self._loop = asyncio.get_running_loop()
-        self._timeout = timeout
         self.address = address
         self.version = version
         self.deadline = math.inf
-        self.overdue = False
         self.asking = False
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
+        # The task of the call that waits for answers, and how often it was cancelled before.
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        # Why this side has ended that call.
+        self._lost: str | None = None
 
     @property
     def alive(self) -> bool:
@@ -96,17 +97,15 @@ class Connection:
         """
         return await self.send_packed(pack(arguments), within=within)
 
-    async def send_packed(
-        self, command: bytes, *, within: float = 0.0, poll: Poll | None = None
-    ) -> Reply:
-        """Send a command that is packed already. `poll` looks for the answer before this task sleeps until it arrives."""
+    async def send_packed(self, command: bytes, *, within: float = 0.0, poll: Poll | None = None) -> Reply:
+        """Send a command that is packed already. `poll` looks for the answer before the task sleeps until it arrives."""
         if self.asking:
-            _, reply = await self.send_all([command], within=within)
+            (reply,) = await self.send_all([command], within=within)
             if isinstance(reply, BackendError):
                 raise reply
             return reply
         link = self._link
-        self.deadline = self._loop.time() + self._timeout + within
+        self._begin(within)
         try:
             await link.send_packed_command(command, check_health=False)
             if poll is not None:
@@ -115,16 +114,15 @@ class Connection:
         except ResponseError as error:
             raise to_error(error) from error
         except RedisError as error:
-            raise self._lost(error) from error
-        except BaseException:
-            # The answer would be read by the next call.
-            await link.disconnect(nowait=True)
+            raise self._to_lost(error) from error
+        except BaseException as error:
+            await self._abandon(error)
             raise
         finally:
-            self.deadline = math.inf
+            self._task, self.deadline = None, math.inf
 
-    async def send_all(self, commands: Sequence[bytes], *, within: float = 0.0) -> list[Reply | BackendError]:
-        """Send packed commands in one trip. Return for each its answer or the server's error.
+    async def send_all(self, commands: Sequence[bytes], *, within: float = 0.0) -> list[Reply]:
+        """Send packed commands in one trip. Return for each its answer or the server's error, which is not raised.
 
         Raises:
             ConnectionLost: An answer is missing. Any of the commands may have been carried out.
@@ -132,8 +130,8 @@ class Connection:
         link = self._link
         if self.asking:
             commands = [part for command in commands for part in (_ASKING, command)]
-        self.deadline = self._loop.time() + self._timeout + within
-        replies: list[Reply | BackendError] = []
+        replies: list[Reply] = []
+        self._begin(within)
         try:
             await link.send_packed_command(commands, check_health=False)
             for _ in commands:
@@ -142,25 +140,55 @@ class Connection:
                 except ResponseError as error:
                     replies.append(to_error(error))
         except RedisError as error:
-            raise self._lost(error) from error
-        except BaseException:
-            await link.disconnect(nowait=True)
+            raise self._to_lost(error) from error
+        except BaseException as error:
+            await self._abandon(error)
             raise
         finally:
-            self.deadline = math.inf
+            self._task, self.deadline = None, math.inf
         return replies[1::2] if self.asking else replies
 
-    async def close(self) -> None:
-        """End the connection. A call that waits for an answer fails with `ConnectionLost`."""
-        await self._link.disconnect(nowait=True)
+    def _begin(self, within: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "calls run in tasks"
+        self._task, self._cancelling = task, task.cancelling()
+        self.deadline = self._loop.time() + self._timeout + within
 
-    def _lost(self, error: RedisError) -> BackendError:
+    async def _abandon(self, error: BaseException) -> None:
+        """End the connection of a call that is cancelled, because the next call would read its answers.
+
+        Raises:
+            ConnectionLost: This side has ended the call, not its caller.
+        """
+        await self._link.disconnect(nowait=True)
+        task = self._task
+        if self._lost is not None and task is not None and task.uncancel() <= self._cancelling:
+            raise ConnectionLost(f"the connection to {self.address} was lost: {self._lost}", sent=True) from error
+
+    def _to_lost(self, error: RedisError) -> BackendError:
         """Return the error of a call whose connection redis-py has ended."""
         if error.status_code is not None:
             # An answer after which redis-py ends a connection, such as LOADING.
             return to_error(error)
-        reason = f"no answer within {self._timeout:g} s" if self.overdue else reason_of(error)
-        return ConnectionLost(f"the connection to {self.address} was lost: {reason}", sent=True)
+        return ConnectionLost(f"the connection to {self.address} was lost: {reason_of(error)}", sent=True)
+
+    async def close(self) -> None:
+        """End the connection, while no call uses it."""
+        await self._link.disconnect(nowait=True)
+
+    def end_call(self, reason: str) -> None:
+        """End the call that waits for answers, if there is one. It fails with `ConnectionLost`.
+
+        The call is cancelled, because closing the connection would first wait until all is sent, which a server that
+        is stopped never allows.
+        """
+        if self._task is not None and self._lost is None:
+            self._lost = reason
+            self._task.cancel()
+
+    def end_overdue_call(self) -> None:
+        """End the call because its answers are not there in time."""
+        self.end_call(f"no answer within {self._timeout:g} s")
 
 
 def reason_of(error: BaseException) -> str:

@@ -276,17 +276,19 @@ class ConnectionPool:
             BackendUnavailable: The server cannot be reached.
         """
         lender = await self._lender(slot)
-        connection = await lender.take(blocking=True)
+        connection: Connection | None = None
         try:
+            connection = await lender.take(blocking=True)
             yield connection
+        except Redirected as error:
+            await self._follow_redirect(error, slot, lender)
+            raise
         except BackendUnavailable as error:
-            if isinstance(error, Redirected):
-                await self._follow_redirect(error, slot, lender)
-            else:
-                await self._record_failure(error, slot, lender)
+            await self._record_failure(error, slot, lender)
             raise
         finally:
-            lender.give(connection)
+            if connection is not None:
+                lender.give(connection)
 
     async def _lender(self, slot: int) -> Lender:
         """Return the connections to the server that has a slot."""

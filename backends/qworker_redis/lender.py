@@ -48,8 +48,9 @@ class Lender:
         # Connections that are being opened, and calls that wait for one.
         self._opening = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._watch: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._closing: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.TimerHandle | None = None
 
     async def take_idle(self) -> Connection | None:
         """Lend a connection that is open, if there is one."""
@@ -109,7 +110,11 @@ class Lender:
         """Take a connection back. If it has ended, another one may be opened."""
         self._lent.discard(connection)
         self._blocked.discard(connection)
-        if connection.alive:
+        if self._is_closed:
+            task = asyncio.create_task(connection.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        elif connection.alive:
             self._idle.append(connection)
         if self._waiting:
             self._wake_one()
@@ -129,11 +134,12 @@ class Lender:
 
     async def aclose(self) -> None:
         """End all connections. Calls that wait for an answer fail."""
+        self._is_closed = True
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
         for connection in (*self._lent, *self._blocked):
-            await connection.close()
+            connection.end_call("this backend was closed")
         await self.drop_idle()
 
     # -- overdue answers ---------------------------------------------------------------------------------------------
@@ -146,13 +152,9 @@ class Lender:
 
     def _end_overdue(self) -> None:
         self._watch = None
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = asyncio.get_running_loop().time()
         for connection in (*self._lent, *self._blocked):
             if now > connection.deadline:
-                connection.overdue = True
-                task = loop.create_task(connection.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                connection.end_overdue_call()
         if self._lent or self._blocked:
             self._start_watch()

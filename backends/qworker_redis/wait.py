@@ -146,8 +146,9 @@ class WakeListWaiter:
             The answers. None for a script that the server does not know.
         """
         try:
-            async with asyncio.timeout(seconds + _GRACE), self._pool.blocking_connection(slot) as connection:
-                replies = await connection.send_all(commands(connection), within=seconds)
+            async with self._pool.blocking_connection(slot) as connection:
+                async with asyncio.timeout(seconds + _GRACE):
+                    replies = await connection.send_all(commands(connection), within=seconds)
                 for number, reply in enumerate(replies):
                     if isinstance(reply, NoScript):
                         replies[number] = None
