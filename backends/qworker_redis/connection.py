@@ -1,7 +1,7 @@
 """One connection of redis-py, lent to one call at a time.
 
-redis-py connects, logs in, speaks TLS and parses. A call through its client would cost three times as much CPU as a call
-through one of its connections, and would not say whether a command was sent. So calls use connections, and decide
+redis-py connects, logs in, speaks TLS and parses. A call through its client would cost three times as much CPU as a
+call through one of its connections, and would not say whether a command was sent. So calls use connections, and decide
 themselves what is repeated: redis-py's retries are off. No two calls share a connection, so a call that is cancelled or
 fails with answers outstanding ends its own connection and no other.
 """
@@ -98,7 +98,7 @@ class Connection:
         return await self.send_packed(pack(arguments), within=within)
 
     async def send_packed(self, command: bytes, *, within: float = 0.0, poll: Poll | None = None) -> Reply:
-        """Send a command that is packed already. `poll` looks for the answer before the task sleeps until it arrives."""
+        """Send a packed command. `poll` looks for the answer before the task sleeps until it arrives."""
         if self.asking:
             (reply,) = await self.send_all([command], within=within)
             if isinstance(reply, BackendError):

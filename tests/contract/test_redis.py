@@ -149,3 +149,19 @@ async def test_nobody_takes_a_workers_lease_over_with_its_token(server: RedisSer
     assert await server_of_clients.remote_leases.find("attached", held.message.id, held.token) is None
     await server_of_clients.aclose()
     await worker.aclose()
+
+
+async def test_calls_on_300_queues_at_once_share_16_connections(server: RedisServer) -> None:
+    backend = open_backend(server.url)
+    await backend.open()
+    with server.client() as client:
+        opened = client.info("stats")["total_connections_received"]
+        calls = [asyncio.create_task(backend.publish(f"q{n}", [Draft(body=b"%d" % n)])) for n in range(300)]
+        # A call that is cancelled while it waits for a connection leaves its turn to the next one.
+        await asyncio.sleep(0)
+        for call in calls[100:200]:
+            call.cancel()
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        assert client.info("stats")["total_connections_received"] - opened <= 16
+    assert all(isinstance(ids, list) for ids in (*done[:100], *done[200:]))
+    await backend.aclose()

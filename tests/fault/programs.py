@@ -142,17 +142,16 @@ async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
 
 def die_at_call(number: int) -> None:
     """Be killed right after a command has gone out to Redis."""
-    from qworker_redis.connection import Connection
+    from redis.asyncio.connection import AbstractConnection
 
-    send, count = Connection.send, itertools.count(1)
+    send, count = AbstractConnection.send_packed_command, itertools.count(1)
 
-    def killing(self, *arguments, **options):
-        sent = send(self, *arguments, **options)
+    async def killing(self, *arguments, **options):
+        await send(self, *arguments, **options)
         if next(count) == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return sent
 
-    Connection.send = killing
+    AbstractConnection.send_packed_command = killing
 
 
 def main(arguments: list[str]) -> None:

@@ -20,9 +20,6 @@ from qworker.errors import BackendUnavailable, PermissionDenied, PublishUncertai
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.testing.wait_until_blocked import wait_until_blocked
-from qworker.url import BackendURL
-from qworker_redis.blocking_connection import BlockingConnection
-from qworker_redis.options import Options
 from qworker_redis.topology import queue_slot
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import let_pass
@@ -122,9 +119,8 @@ async def _formed(nodes: list[RedisServer]) -> None:
 
 def raw(node: RedisServer, *command: Any) -> Any:
     """An answer as it is."""
-    options = Options.parse(BackendURL.parse(node.url + "?timeout=30"))
-    with BlockingConnection(options, options.addresses[0]) as connection:
-        return connection.call(*command)
+    with node.client() as client:
+        return client.execute_command(*command)
 
 
 def _node_of(nodes: list[RedisServer], queue: str) -> int:
