@@ -10,7 +10,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from qworker.errors import BackendError
 from qworker_redis.connection import Connection
+from qworker_redis.error_replies import ConnectionLost
 from qworker_redis.options import Address
 from qworker_redis.spin_wait import SpinWait
 
@@ -21,6 +23,7 @@ __all__ = ["Lender"]
 _MOST = 16
 # An overdue answer is noticed after at most this part of the timeout, in seconds at least the second value.
 _CHECK_EVERY, _SHORTEST = 0.25, 0.02
+_CLOSED = "this backend was closed"
 
 
 class Lender:
@@ -87,6 +90,10 @@ class Lender:
         self._opening += 1
         try:
             connection = await self._connect(self)
+        except BackendError as error:
+            # The calls that wait would only find the same, one after another.
+            self._fail_waiting(error)
+            raise
         except BaseException:
             self._wake_one()
             raise
@@ -126,6 +133,12 @@ class Lender:
                 waiting.set_result(None)
                 return
 
+    def _fail_waiting(self, error: BackendError) -> None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_exception(error)
+
     async def drop_idle(self) -> None:
         """End the idle connections: the server failed, or is not the primary any more."""
         self.is_checked = False
@@ -139,7 +152,8 @@ class Lender:
             self._watch.cancel()
             self._watch = None
         for connection in (*self._lent, *self._blocked):
-            connection.end_call("this backend was closed")
+            connection.end_call(_CLOSED)
+        self._fail_waiting(ConnectionLost(_CLOSED, sent=False))
         await self.drop_idle()
 
     # -- overdue answers ---------------------------------------------------------------------------------------------
