@@ -58,7 +58,8 @@ class Connection:
         self.version = version
         self.deadline = math.inf
         self.asking = False
-        self._link = link
+        # redis-py types only a part of it.
+        self._link: Any = link
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         # The task of the call that waits for answers, and how often it was cancelled before.
@@ -70,7 +71,8 @@ class Connection:
     @property
     def alive(self) -> bool:
         """Whether this side has not ended the connection."""
-        return self._link.is_connected
+        connected: bool = self._link.is_connected
+        return connected
 
     @property
     def takes_flags(self) -> bool:
@@ -217,7 +219,7 @@ class _TlsConnection(SSLConnection):
     """
 
     def __init__(self, *, tls: ssl.SSLContext, **settings: Any) -> None:
-        super().__init__(**settings)
+        super().__init__(**settings)  # pyright: ignore[reportUnknownMemberType]
         self.ssl_context.context = tls
 
 
@@ -261,17 +263,19 @@ async def connect(options: Options, address: Address) -> Connection:
     """
     version = (0, 0)
 
-    async def greet(link: AbstractConnection) -> None:
+    async def greet(connection: Any) -> None:
         nonlocal version
         if not unix:
             # On a Unix socket redis-py has logged in already.
-            await link.on_connect()
-        await link.send_command("HELLO", 2, "SETNAME", "qworker")
-        version = _parse_hello(await link.read_response())
+            await connection.on_connect()
+        await connection.send_command("HELLO", 2, "SETNAME", "qworker")
+        version = _parse_hello(await connection.read_response())
 
     unix = isinstance(address, UnixAddress)
-    where = {"path": address.path} if isinstance(address, UnixAddress) else {"host": address.host, "port": address.port}
-    link = connection_type(options, unix=unix)(**connection_settings(options), **where, redis_connect_func=greet)
+    where: dict[str, Any] = (
+        {"path": address.path} if isinstance(address, UnixAddress) else {"host": address.host, "port": address.port}
+    )
+    link: Any = connection_type(options, unix=unix)(**connection_settings(options), **where, redis_connect_func=greet)
     try:
         async with asyncio.timeout(options.timeout):
             await link.connect()
@@ -305,9 +309,9 @@ def _refused(options: Options, address: Address, error: BaseException) -> Backen
     plain = options.tls is None and not isinstance(address, UnixAddress)
     if isinstance(cause, ssl.SSLCertVerificationError):
         reason = f"its certificate is not trusted ({cause.verify_message}): name its authority with ?tls_ca=FILE"
-    elif options.tls is not None and isinstance(cause, ssl.SSLError | ConnectionAbortedError):
+    elif options.tls is not None and isinstance(cause, ssl.SSLError | TimeoutError):
         # A plain Redis reads the first bytes of TLS as a line, and waits for the end of it.
-        reason = "it does not speak TLS on this port: use redis:// (without tls=1) there, or the port for TLS"
+        reason = f"{reason_of(error)}: if it does not speak TLS on this port, use redis:// (without tls=1)"
     elif plain and (cause is None or isinstance(cause, ConnectionResetError | BrokenPipeError)):
         reason = f"{reason_of(error)}: if it speaks TLS on this port, use rediss:// (or tls=1)"
     else:

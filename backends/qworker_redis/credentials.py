@@ -42,7 +42,9 @@ def _checked(found: object) -> tuple[str] | tuple[str, str]:
             return (password,)
         case (str(user), str(password)):
             return (user, password)
-    raise BackendError(f"the credential_provider must return the password or (user, password) (got {type(found)})")
+        case _:
+            kind = type(found).__name__
+            raise BackendError(f"the credential_provider must return the password or (user, password) (got {kind})")
 
 
 def credential_provider(url: BackendURL) -> CredentialProvider | None:
@@ -51,7 +53,7 @@ def credential_provider(url: BackendURL) -> CredentialProvider | None:
     Raises:
         InvalidURL: The path cannot be imported, or is not a provider.
     """
-    found: object = url.credential_provider
+    found: Any = url.credential_provider
     path = url.options.get("credential_provider")
     if path is not None:
         if found is not None:
@@ -59,16 +61,15 @@ def credential_provider(url: BackendURL) -> CredentialProvider | None:
         found = _imported(url, path)
     if found is None:
         return None
-    if isinstance(found, type) and issubclass(found, CredentialProvider):
-        found = found()
-    if isinstance(found, CredentialProvider):
-        return found
-    if not callable(found):
-        raise InvalidURL(f"{url.masked}: the credential_provider must be {_WHAT} (got {type(found).__name__})")
-    return _CallableProvider(found)
+    made: Any = found() if inspect.isclass(found) and issubclass(found, CredentialProvider) else found
+    if isinstance(made, CredentialProvider):
+        return made
+    if not callable(made):
+        raise InvalidURL(f"{url.masked}: the credential_provider must be {_WHAT} (got {type(made).__name__})")
+    return _CallableProvider(made)
 
 
-def _imported(url: BackendURL, path: str) -> object:
+def _imported(url: BackendURL, path: str) -> Any:
     module, colon, name = path.partition(":")
     if not (module and colon and name):
         raise InvalidURL(f"{url.masked}: credential_provider must be the import path of {_WHAT}: package.module:name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any, cast
 
 from redis.exceptions import AskError, RedisError
 
@@ -63,7 +64,8 @@ def to_error(error: RedisError) -> BackendError:
     code, _, rest = text.partition(" ")
     found: BackendError
     if isinstance(error, AskError):
-        target = TcpAddress(str(error.host).strip("[]"), error.port)
+        host, port = cast("tuple[str, int]", cast("Any", error).node_addr)
+        target = TcpAddress(host.strip("[]"), port)
         found = Redirected(text, code, slot=error.slot_id, target=target)
     elif code == "READONLY":
         found = Redirected(text, code)

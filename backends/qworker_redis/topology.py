@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from functools import lru_cache
+from typing import Any, cast
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, NodesManager
@@ -51,7 +52,7 @@ class Topology(abc.ABC):
         self.invalidate(redirected.slot, address)
         return None
 
-    def _settings(self, *, sentinel: bool) -> dict[str, object]:
+    def _settings(self, *, sentinel: bool) -> dict[str, Any]:
         """Return the settings of the connections that ask. They have no call with a deadline around them."""
         settings = connection_settings(self._options, sentinel=sentinel)
         return {**settings, "socket_timeout": self._options.timeout, "connection_class": connection_type(self._options)}
@@ -101,7 +102,7 @@ class _Sentinel(Topology):
         settings = self._settings(sentinel=True)
         pool = ConnectionPool(host=address.host, port=address.port, **settings)
         async with Redis.from_pool(pool) as sentinel:
-            found = await sentinel.sentinel_get_master_addr_by_name(self._options.primary)
+            found = await cast("Any", sentinel).sentinel_get_master_addr_by_name(self._options.primary)
         return None if found is None else TcpAddress(found[0].decode(), found[1])
 
     def invalidate(self, slot: int, address: Address) -> None:
@@ -135,7 +136,9 @@ class _Cluster(Topology):
         finally:
             await manager.aclose("startup_nodes")
             await manager.aclose()
-        self._slots = {each: TcpAddress(found[0].host, found[0].port) for each, found in manager.slots_cache.items()}
+        self._slots = {
+            each: TcpAddress(found[0].host, int(found[0].port)) for each, found in manager.slots_cache.items()
+        }
         self._nodes = list(dict.fromkeys(self._slots.values()))
         if slot not in self._slots:
             raise BackendUnavailable(f"the cluster does not answer: no server has the slot {slot}")

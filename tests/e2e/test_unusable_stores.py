@@ -293,7 +293,10 @@ def servers() -> Iterator[dict[str, int]]:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("rediss://127.0.0.1:{plain}/0?timeout=0.5", "it does not speak TLS on this port: use redis://"),
+        (
+            "rediss://127.0.0.1:{plain}/0?timeout=0.5",
+            "no answer in time: if it does not speak TLS on this port, use redis://",
+        ),
         ("redis://127.0.0.1:{tls}/0", "if it speaks TLS on this port, use rediss://"),
         (
             "rediss://127.0.0.1:{tls}/0",

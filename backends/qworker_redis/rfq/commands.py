@@ -92,7 +92,12 @@ class RfqCommands:
                 return None
             # EXEC reports the errors of all commands.
             push = "RPUSH" if front else "LPUSH"
-            commands = ("MULTI",), ("HSET", key, *flat), (push, backlog, message_id), ("EXEC",)
+            commands: list[tuple[Argument, ...]] = [
+                ("MULTI",),
+                ("HSET", key, *flat),
+                (push, backlog, message_id),
+                ("EXEC",),
+            ]
             replies = await connection.send_all([pack(command) for command in commands])
             if isinstance(replies[-1], BackendError):
                 raise replies[-1]
