@@ -35,8 +35,8 @@ _ALL = 999_999
 _ENTRIES = 16
 # The fewest and the most entries of a stream, whatever their size.
 _FEWEST, _MOST = 200, 200_000
-# Records that wait for a connection. If there are more, the oldest are dropped.
-_MOST_WAITING = 100
+# Records that wait until they can be sent. If there are more, the oldest are dropped.
+_MOST_WAITING = 1000
 # Records in one trip.
 _MOST_SENT = 100
 # Seconds between two trims by age; until a store that refused is tried again; and for which `aclose` waits.

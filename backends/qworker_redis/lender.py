@@ -1,7 +1,7 @@
 """The connections to one server, each lent to one call at a time.
 
-A lent connection is taken from a list and put back. redis-py's own pool would lock, count and check it each time, which
-costs as much as a command.
+Idle connections are in a list. redis-py's own pool would lock, count and check a connection each time that it is lent,
+which costs as much as a command.
 """
 
 from __future__ import annotations

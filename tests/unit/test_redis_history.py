@@ -34,7 +34,9 @@ async def test_a_stream_keeps_about_the_size_that_the_url_says(server: RedisServ
     await backend.create(QUEUE)
     for number in range(3000):
         backend.history.append([batch(number, "x" * 2000)])
-    await wait_until(lambda: not backend.history._sent)
+        if number % 500 == 499:
+            await wait_until(lambda: backend.history._sending is None)
+    await wait_until(lambda: backend.history._sending is None)
     found = await read_all(backend, QUEUE)
     assert found[-1].at == 2999.0
     # Redis trims by whole nodes.
@@ -52,7 +54,7 @@ async def test_the_end_of_a_stream_is_found_by_its_last_entry(server: RedisServe
     assert await backend.history.last_position(QUEUE) is None
     for number in range(100):
         backend.history.append([batch(number)])
-    await wait_until(lambda: not backend.history._sent)
+    await wait_until(lambda: backend.history._sending is None)
     _, end = await backend.history.read(QUEUE, None, 1000)
     with server.client() as client:
         before = client.info("commandstats")["cmdstat_xrange"]["calls"]
@@ -101,12 +103,12 @@ async def test_events_are_kept_while_the_server_is_away_and_a_store_that_refused
         client.set(f"{{qworker:{QUEUE}}}:history", "in the way")
         with structlog.testing.capture_logs() as logs:
             other.history.append([batch(3)])
-            await wait_until(lambda: not other.history._sent)
+            await wait_until(lambda: other.history._sending is None)
             other.history.append([batch(4)])
             client.delete(f"{{qworker:{QUEUE}}}:history")
             clock.advance(31)
             other.history.append([batch(5)])
-            await wait_until(lambda: not other.history._sent)
+            await wait_until(lambda: other.history._sending is None)
     assert [line["event"] for line in logs] == ["history_paused", "history_resumed"]
     assert [event.at for event in await read_all(backend, QUEUE)] == [5.0]
     await other.aclose()
