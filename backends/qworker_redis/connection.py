@@ -82,7 +82,7 @@ class Connection:
     async def is_usable(self) -> bool:
         """Return whether an idle connection can be lent: the server has not closed it, and has sent nothing."""
         try:
-            return self._link.is_connected and not await self._link.can_read()
+            return not await self._link.can_read()
         except RedisError:
             return False
 

@@ -46,7 +46,8 @@ class Lender:
         self._timeout = timeout
         self._connect = connect
         self._idle: list[Connection] = []
-        self._lent: set[Connection] = set()
+        # All open connections, lent or idle, and those of them that commands block on.
+        self._open: set[Connection] = set()
         self._blocked: set[Connection] = set()
         # Connections that are being opened, and calls that wait for one.
         self._opening = 0
@@ -60,9 +61,10 @@ class Lender:
         while self._idle:
             connection = self._idle.pop()
             if await connection.is_usable():
-                self._lent.add(connection)
-                self._start_watch()
+                if self._watch is None:
+                    self._start_watch()
                 return connection
+            self._open.discard(connection)
             await connection.close()
         return None
 
@@ -77,16 +79,15 @@ class Lender:
             PermissionDenied: It refuses this user.
         """
         while (connection := await self.take_idle()) is None:
-            if blocking or len(self._lent) + self._opening < _MOST:
-                connection = await self._open()
+            if blocking or len(self._open) - len(self._blocked) + self._opening < _MOST:
+                connection = await self._connect_one()
                 break
             await self._wait_for_idle()
         if blocking:
-            self._lent.discard(connection)
             self._blocked.add(connection)
         return connection
 
-    async def _open(self) -> Connection:
+    async def _connect_one(self) -> Connection:
         self._opening += 1
         try:
             connection = await self._connect(self)
@@ -99,8 +100,9 @@ class Lender:
             raise
         finally:
             self._opening -= 1
-        self._lent.add(connection)
-        self._start_watch()
+        self._open.add(connection)
+        if self._watch is None:
+            self._start_watch()
         return connection
 
     async def _wait_for_idle(self) -> None:
@@ -115,14 +117,16 @@ class Lender:
 
     def give(self, connection: Connection) -> None:
         """Take a connection back. If it has ended, another one may be opened."""
-        self._lent.discard(connection)
-        self._blocked.discard(connection)
+        if self._blocked:
+            self._blocked.discard(connection)
         if self._is_closed:
             task = asyncio.create_task(connection.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         elif connection.alive:
             self._idle.append(connection)
+        else:
+            self._open.discard(connection)
         if self._waiting:
             self._wake_one()
 
@@ -143,7 +147,9 @@ class Lender:
         """End the idle connections: the server failed, or is not the primary any more."""
         self.is_checked = False
         while self._idle:
-            await self._idle.pop().close()
+            connection = self._idle.pop()
+            self._open.discard(connection)
+            await connection.close()
 
     async def aclose(self) -> None:
         """End all connections. Calls that wait for an answer fail."""
@@ -151,7 +157,7 @@ class Lender:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        for connection in (*self._lent, *self._blocked):
+        for connection in self._open:
             connection.end_call(_CLOSED)
         self._fail_waiting(ConnectionLost(_CLOSED, sent=False))
         await self.drop_idle()
@@ -160,15 +166,14 @@ class Lender:
 
     def _start_watch(self) -> None:
         # One timer for all calls, because a timeout for each would cost as much as the call.
-        if self._watch is None:
-            delay = max(self._timeout * _CHECK_EVERY, _SHORTEST)
-            self._watch = asyncio.get_running_loop().call_later(delay, self._end_overdue)
+        delay = max(self._timeout * _CHECK_EVERY, _SHORTEST)
+        self._watch = asyncio.get_running_loop().call_later(delay, self._end_overdue)
 
     def _end_overdue(self) -> None:
         self._watch = None
         now = asyncio.get_running_loop().time()
-        for connection in (*self._lent, *self._blocked):
+        for connection in self._open:
             if now > connection.deadline:
                 connection.end_overdue_call()
-        if self._lent or self._blocked:
+        if len(self._open) > len(self._idle):
             self._start_watch()
