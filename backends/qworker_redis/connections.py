@@ -140,10 +140,13 @@ class ConnectionPool:
         if lender is None or connection is None:
             raise ConnectionLost("no connection is idle", sent=False)
         head = _packed_head(self._scripts, name, queue, connection.takes_flags, mark, len(arguments))
+        spin_wait = lender.spin_wait
         packed = b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
         try:
-            reply = await connection.send_packed(head + packed, poll=lender.spin_wait.poll)
-            lender.spin_wait.answered()
+            reply = await connection.send_packed(
+                head + packed, poll=spin_wait.poll if spin_wait.is_worth_it() else None
+            )
+            spin_wait.answered()
             return reply
         except NoScript:
             return await self.evaluate(connection, name, queue, arguments, (mark,))

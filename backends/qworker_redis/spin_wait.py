@@ -39,15 +39,18 @@ class SpinWait:
         self._pause = 0
         self._skip = 0
 
-    async def poll(self, can_read: Callable[[], Awaitable[bool]]) -> None:
-        """Return when a connection has an answer, or when sleeping until it arrives costs less."""
-        now = self._clock()
-        if not self._possible or now - self._answered >= CLOSE:
-            return
+    def is_worth_it(self) -> bool:
+        """Return whether the next call should poll."""
+        if not self._possible or self._clock() - self._answered >= CLOSE:
+            return False
         if self._skip:
             self._skip -= 1
-            return
-        end = now + LONGEST
+            return False
+        return True
+
+    async def poll(self, can_read: Callable[[], Awaitable[bool]]) -> None:
+        """Return when a connection has an answer, or when sleeping until it arrives costs less."""
+        end = self._clock() + LONGEST
         while not await can_read():
             if self._clock() > end:
                 self._pause = self._skip = min(2 * self._pause + 1, _MOST_SKIPPED)
