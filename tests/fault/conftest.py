@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.fault.harness import Launcher, build_shim
+from tests.fault.loops import LOOPS
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Give all loops to the tests that are marked for several, and asyncio's own to all others."""
+    marker = item.get_closest_marker("asyncio")
+    return LOOPS if marker is not None and marker.kwargs else {"asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="session")

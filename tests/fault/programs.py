@@ -3,7 +3,7 @@
     python programs.py publish URL LEDGER COUNT BATCH      publish numbered messages; log each before and after
     python programs.py work URL LEDGER [CONCURRENCY]       work until the queue is empty; log each message that ran
     python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran or is acked
-    python programs.py bulk URL LEDGER PARTS ROWS [CALL]   stage, seal and publish a job; die at a call to the server
+    python programs.py bulk URL LEDGER PARTS ROWS          stage, seal and publish a job
     python programs.py watch URL LEDGER                    reap, lease and ack for ever; log each round and each message
 
 A number is written to `attempted` before its publish, to `acked` after the publish has returned, and to `finished` when
@@ -14,10 +14,8 @@ is there.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import secrets
-import signal
 import sys
 from pathlib import Path
 
@@ -140,28 +138,12 @@ async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
     await backend.aclose()
 
 
-def die_at_call(number: int) -> None:
-    """Be killed right after a command has gone out to Redis."""
-    from redis.asyncio.connection import AbstractConnection
-
-    send, count = AbstractConnection.send_packed_command, itertools.count(1)
-
-    async def killing(self, *arguments, **options):
-        await send(self, *arguments, **options)
-        if next(count) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    AbstractConnection.send_packed_command = killing
-
-
 def main(arguments: list[str]) -> None:
     program, url, folder, *rest = arguments
     ledger = Ledger(Path(folder))
     if program == "publish":
         asyncio.run(publish(url, ledger, int(rest[0]), int(rest[1])))
     elif program == "bulk":
-        if len(rest) > 2:
-            die_at_call(int(rest[2]))
         asyncio.run(bulk(url, ledger, int(rest[0]), int(rest[1])))
     elif program == "ack":
         asyncio.run(ack(url, ledger))

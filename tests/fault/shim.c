@@ -1,7 +1,7 @@
 /* Faults in the calls that move messages, injected inside a process: preloaded, and armed by the process itself through `arm`.
  *
  * The call number `when` (counted from 1, over all calls named below) and, with `every`, each `every`-th one after it:
- *   KILL   the process dies by SIGKILL before the call is made
+ *   KILL   the process dies by SIGKILL before the call is made; one that sends a command to Redis, after it
  *   FAIL   the call is not made, and reports `number`
  *   LOSE   the call is made, and reports `number` nevertheless (a network file system's lost reply)
  */
@@ -10,11 +10,13 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { OFF, KILL, FAIL, LOSE };
-enum { MOVES = 1, SYNCS = 2 };
+enum { MOVES = 1, SYNCS = 2, COMMANDS = 4 };
 
 static int mode, number, every, kinds;
 static long when;
@@ -58,3 +60,22 @@ INJECT(SYNCS, fsync, (int d), (d))
 INJECT(SYNCS, fdatasync, (int d), (d))
 INJECT(SYNCS, syncfs, (int d), (d))
 INJECT(SYNCS, sync_file_range, (int d, off_t o, off_t n, unsigned f), (d, o, n, f))
+
+/* What begins with an asterisk is a command of Redis. The server has it when the process dies. */
+static ssize_t sent(ssize_t done, const void *data, size_t size) {
+    if (done > 0 && size > 0 && *(const char *)data == '*') due(COMMANDS);
+    return done;
+}
+
+ssize_t send(int d, const void *data, size_t size, int flags) {
+    static ssize_t (*real)(int, const void *, size_t, int);
+    if (!real) real = dlsym(RTLD_NEXT, "send");
+    return sent(real(d, data, size, flags), data, size);
+}
+
+ssize_t sendmsg(int d, const struct msghdr *message, int flags) {
+    static ssize_t (*real)(int, const struct msghdr *, int);
+    if (!real) real = dlsym(RTLD_NEXT, "sendmsg");
+    const struct iovec *first = message->msg_iov;
+    return sent(real(d, message, flags), first ? first->iov_base : 0, message->msg_iovlen ? first->iov_len : 0);
+}

@@ -14,7 +14,7 @@ from qworker import bulk
 from qworker.backend.registry import open_backend
 from qworker.bulk import IncompleteLoad
 from qworker.message import SettleAction, Settlement
-from tests.fault.harness import KILL, LOSE, QUEUE, Launcher, fault, strays
+from tests.fault.harness import COMMANDS, KILL, LOSE, QUEUE, Launcher, fault, strays
 from tests.support.depth import DEPTH
 from tests.support.servers import RedisServer
 
@@ -57,12 +57,10 @@ def _grow_old(root: Path) -> None:
         os.utime(path, (long_ago, long_ago))
 
 
-def _die_and_resume(
-    launcher: Launcher, url: str, ledger: Path, *, die: list[int] | None, call: int = 0
-) -> tuple[int, list[str]]:
+def _die_and_resume(launcher: Launcher, url: str, ledger: Path, *, die: list[int]) -> tuple[int, list[str]]:
     """Return the status of a run that may die, and all bodies that were visible until the end of the second run."""
     arguments = ("bulk", url, ledger, PARTS, ROWS)
-    status = launcher.run(*arguments, *([call] if call else []), fault=die)
+    status = launcher.run(*arguments, fault=die)
     taken = asyncio.run(_take(url))
     if taken and len(taken) < len(EVERY_ROW):
         assert asyncio.run(_incomplete_loads(url)), "messages wait, and nobody can tell"
@@ -109,7 +107,9 @@ def test_a_bulk_write_into_redis_that_dies_at_any_call_is_completed_and_doubles_
         for call in range(1, 200 * DEPTH):
             with server.client() as client:
                 client.flushall()
-            status, taken = _die_and_resume(launcher, server.url, tmp_path / "ledger", die=None, call=call)
+            status, taken = _die_and_resume(
+                launcher, server.url, tmp_path / "ledger", die=fault(KILL, call, kinds=COMMANDS)
+            )
             assert sorted(taken) == EVERY_ROW, call
             statuses.append(status)
             if status == 0:

@@ -23,6 +23,7 @@ from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.clock import SystemClock
 from qworker.testing.harness import Harness
+from tests.support.certificates import Certificates
 from tests.support.waiting import wait_for
 
 __all__ = ["PROGRAMS", "MovedClock", "RedisHarness", "RedisServer", "free_port"]
@@ -95,6 +96,7 @@ class RedisServer:
     Args:
         options: of redis.conf, by name.
         port: listen there too, on 127.0.0.1; 0: on the socket only.
+        tls: the port speaks TLS only, with these certificates, and so do its connections to other servers.
         moved_clock: the server's clock can be moved with `advance`.
         stopped_clock: and moves by nothing else.
         sentinel: run it as a sentinel, with these lines of configuration.
@@ -105,6 +107,7 @@ class RedisServer:
         self,
         *,
         port: int = 0,
+        tls: Certificates | None = None,
         moved_clock: bool = False,
         stopped_clock: bool = False,
         sentinel: str | None = None,
@@ -119,6 +122,7 @@ class RedisServer:
         self.directory = Path(tempfile.mkdtemp(prefix="qw-redis-"))
         self.socket = self.directory / "s"
         self.port = port
+        self._tls = tls
         self.options = {"save": '""', "appendonly": "no"} | {n.replace("_", "-"): v for n, v in options.items()}
         self._sentinel = sentinel
         self._clock = self.directory / "clock" if moved_clock or stopped_clock else None
@@ -147,7 +151,7 @@ class RedisServer:
     def tcp_url(self) -> str:
         """For a backend: by the port."""
         assert self.port
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -164,7 +168,7 @@ class RedisServer:
         """Start it, and wait until it serves."""
         lines = [
             f"unixsocket {self.socket}",
-            f"port {self.port}",
+            *([f"port {self.port}"] if self._tls is None else self._tls.server_lines(self.port)),
             "bind 127.0.0.1",
             f"dir {self.directory}",
             "daemonize no",
