@@ -21,6 +21,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.kit.network import error_text
@@ -174,9 +175,17 @@ class Connection:
             return to_error(error)
         return ConnectionLost(f"the connection to {self.address} was lost: {reason_of(error)}", sent=True)
 
-    async def close(self) -> None:
-        """End the connection, while no call uses it."""
-        await self._link.disconnect(nowait=True)
+    async def close(self, *, wait: bool = False) -> None:
+        """End the connection, while no call uses it.
+
+        Args:
+            wait: Whether to wait until it is closed on both sides, which TLS requires of an orderly end.
+        """
+        try:
+            await self._link.disconnect(nowait=not wait)
+        except RedisTimeoutError:
+            # The server does not answer. Nothing is left to do.
+            return
 
     def end_call(self, reason: str) -> None:
         """End the call that waits for answers, if there is one. It fails with `ConnectionLost`.
@@ -198,6 +207,8 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, InvalidResponse):
         return f"it does not speak the Redis protocol ({error})"
     cause = next((each for each in _chain(error) if isinstance(each, OSError)), None)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({cause.verify_message}): name its authority with ?tls_ca=FILE"
     if cause is not None:
         return error_text(cause)
     text = str(error).rstrip(".")
@@ -308,7 +319,7 @@ def _refused(options: Options, address: Address, error: BaseException) -> Backen
     cause = next((each for each in chain if isinstance(each, OSError)), None)
     plain = options.tls is None and not isinstance(address, UnixAddress)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        reason = f"its certificate is not trusted ({cause.verify_message}): name its authority with ?tls_ca=FILE"
+        reason = reason_of(error)
     elif options.tls is not None and isinstance(cause, ssl.SSLError | TimeoutError):
         # A plain Redis reads the first bytes of TLS as a line, and waits for the end of it.
         reason = f"{reason_of(error)}: if it does not speak TLS on this port, use redis:// (without tls=1)"

@@ -89,8 +89,6 @@ class ConnectionPool:
             self._discovering.cancel()
         while self._lenders:
             await self._lenders.popitem()[1].aclose()
-        # asyncio closes a socket in the next turn of its loop.
-        await asyncio.sleep(0)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -331,7 +329,7 @@ class ConnectionPool:
             if not lender.is_checked:
                 await self._check(lender, connection)
         except BaseException:
-            await connection.close()
+            await connection.close(wait=True)
             raise
         if self._closed != closed:
             await connection.close()

@@ -44,7 +44,7 @@ async def check_server(url: BackendURL, scripts: ScriptSet) -> list[Check]:
     except BackendError as error:
         return [Check("redis", CheckStatus.BROKEN, str(error), "see the server's log")]
     finally:
-        await connection.close()
+        await connection.close(wait=True)
 
 
 def _version(info: ServerInfo) -> Check:

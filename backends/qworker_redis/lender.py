@@ -143,13 +143,12 @@ class Lender:
             if not waiting.done():
                 waiting.set_exception(error)
 
-    async def drop_idle(self) -> None:
-        """End the idle connections: the server failed, or is not the primary any more."""
+    async def drop_idle(self, *, wait: bool = False) -> None:
+        """End the idle connections: the server failed, or is not the primary any more. For `wait` see `Connection`."""
         self.is_checked = False
-        while self._idle:
-            connection = self._idle.pop()
-            self._open.discard(connection)
-            await connection.close()
+        idle, self._idle = self._idle, []
+        self._open.difference_update(idle)
+        await asyncio.gather(*[connection.close(wait=wait) for connection in idle])
 
     async def aclose(self) -> None:
         """End all connections. Calls that wait for an answer fail."""
@@ -160,7 +159,7 @@ class Lender:
         for connection in self._open:
             connection.end_call(_CLOSED)
         self._fail_waiting(ConnectionLost(_CLOSED, sent=False))
-        await self.drop_idle()
+        await self.drop_idle(wait=True)
 
     # -- overdue answers ---------------------------------------------------------------------------------------------
 

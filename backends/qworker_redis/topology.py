@@ -108,6 +108,8 @@ class _Sentinel(Topology):
     def invalidate(self, slot: int, address: Address) -> None:
         if self._primary == address:
             self._primary = None
+            # The sentinel that named it, which is the first one, may be cut off from the others.
+            self._sentinels.append(self._sentinels.pop(0))
 
 
 class _Cluster(Topology):
