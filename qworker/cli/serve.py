@@ -62,8 +62,8 @@ def command(
     positive_number(max_body_size, "--max-body-size")
     positive_number(max_connections, "--max-connections")
     try:
+        from qworker.asgi.limits import limited_protocol
         from qworker.server.app import create_app
-        from qworker.server.limits import limited_protocol
         from qworker.server.server import bind, require_token_if_public, serve
     except ModuleNotFoundError as error:
         raise not_installed(error, "qworker serve") from error
