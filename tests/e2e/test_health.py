@@ -82,7 +82,7 @@ def test_it_answers_while_a_handler_blocks_the_loop(folder: Path, workers: str) 
         (folder / "free-a").touch()
         process.line("end a")
         wait_for(lambda: page(port, "/livez")[0] == 200, "alive again", lambda: process.text)
-        acked = 'qworker_task="block",qworker_outcome="acked"} 1'
+        acked = 'qworker_outcome="acked",qworker_task="block"} 1.0'
         wait_for(lambda: acked in page(port, "/metrics")[1], "counted", lambda: page(port, "/metrics")[1])
         assert process.drain() == 0, process.text
 
@@ -107,7 +107,7 @@ def test_counts_survive_a_killed_worker(folder: Path) -> None:
         first = int(process.event("worker_process_started")["pid"])
         wait_for(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
         enqueue(folder, "quick", 1)
-        acked = 'qworker_task="quick",qworker_outcome="acked"} %d\n'
+        acked = 'qworker_outcome="acked",qworker_task="quick"} %d.0\n'
         wait_for(lambda: acked % 1 in page(port, "/metrics")[1], "counted", lambda: process.text)
         os.kill(first, signal.SIGKILL)
         process.event("worker_process_ended")

@@ -21,6 +21,7 @@ from qworker.health.server import HealthServer
 from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
 from qworker.worker.metrics import TaskCounts, merge_counts
+from tests.support.waiting import wait_for
 
 PATIENCE = 30.0
 
@@ -144,6 +145,25 @@ def test_prometheus_own_parser_reads_the_page() -> None:
     assert ("python_info", "", "") in samples
 
 
+def test_openmetrics_is_served_to_who_asks_for_it() -> None:
+    from prometheus_client.openmetrics import parser
+
+    counts = TaskCounts(queue="a.b", task="resize", acked=3, attempts=4, seconds=2.5)
+    request = b"GET /metrics HTTP/1.1\r\n%s\r\n"
+    # What Prometheus sends.
+    accept = b"Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1\r\n"
+    with served(lambda: [report(counts=[counts])], own=True) as server:
+        head, _, body = raw(server, request % accept).partition(b"\r\n\r\n")
+        plain = raw(server, request % b"")
+    assert b"\r\ncontent-type: application/openmetrics-text; version=1.0.0; charset=utf-8" in head
+    families = {family.name: family for family in parser.text_string_to_metric_families(body.decode())}
+    assert families["messaging_client_consumed_messages"].samples[0].value == 3
+    assert families["messaging_process_duration_seconds"].type == "histogram"
+    assert "python_info" in families
+    assert b"\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n" in plain
+    assert b"# EOF" not in plain
+
+
 def test_counters_never_fall_when_a_worker_dies_or_begins_again() -> None:
     now = [0.0]
     fleet = WorkerReports(lambda: now[0])
@@ -207,6 +227,7 @@ def test_probes_need_no_token_and_the_others_do(monkeypatch: pytest.MonkeyPatch)
         (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
         (b"POST /livez HTTP/1.1\r\n\r\n", 405),
         (b"GET /livez\r\n\r\n", 400),
+        (b"GET /livez HTTP/2.0\r\n\r\n", 400),
         (b"\xff\x00\r\n\r\n", 400),
         (b"GET /livez HTTP/1.1\r\nX: " + b"x" * 20000 + b"\r\n\r\n", 431),
     ],
@@ -242,6 +263,53 @@ def test_slow_and_many_clients_keep_nobody_from_an_answer() -> None:
         finally:
             for connection in idle:
                 connection.close()
+
+
+@pytest.mark.parametrize("drops", [b"GET /" + b"a" * 8000, b"\r\n" * 4000], ids=["a request", "empty lines"])
+def test_a_byte_now_and_then_does_not_keep_a_connection(drops: bytes) -> None:
+    with (
+        served(lambda: [report()], deadline=1.0) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as connection,
+    ):
+        connection.settimeout(0.05)
+        answer = None
+        for drop in drops:
+            try:
+                connection.sendall(bytes([drop]))
+                answer = connection.recv(100)
+                break
+            except TimeoutError:
+                continue
+            except OSError:
+                answer = b""
+                break
+        assert answer is not None, "the server still waits for more"
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_the_65th_connection_is_refused_at_once() -> None:
+    with served(lambda: [report()], deadline=PATIENCE) as server:
+        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(64)]
+        status, text = page(server, "/livez")
+        assert (status, text.partition(":")[0]) == (503, "too many connections")
+        idle.pop().close()
+        wait_for(lambda: page(server, "/livez") == (200, "ok\n"), "a free place")
+        for connection in idle:
+            connection.close()
+
+
+async def test_it_answers_while_the_event_loop_is_blocked() -> None:
+    with served(lambda: [report()]) as server:
+        # The call blocks this loop.
+        assert page(server, "/livez") == (200, "ok\n")
+
+
+def test_each_connection_has_one_request() -> None:
+    request = b"GET /livez HTTP/1.1\r\n\r\n"
+    with served(lambda: [report()]) as server:
+        answer = raw(server, request * 3)
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 1
+    assert b"\r\nconnection: close\r\n" in answer
 
 
 def test_a_page_that_fails_leaves_the_others() -> None:
