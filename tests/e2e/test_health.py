@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from qworker.health.probe import fetch_page
-from tests.support.processes import Process, environment, started
+from tests.support.processes import PYTHON, Process, environment, started
 from tests.support.waiting import PATIENCE, wait_for
 
 APP = """
@@ -45,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def enqueue(folder: Path, task: str, *arguments: object) -> None:
     subprocess.run(
-        [sys.executable, "-m", "qworker", "enqueue", "app:tasks", task, *map(json.dumps, arguments)],
+        [PYTHON, "-m", "qworker", "enqueue", "app:tasks", task, *map(json.dumps, arguments)],
         cwd=folder,
         env=environment(),
         timeout=PATIENCE,
@@ -131,7 +130,7 @@ def test_a_worker_that_replaces_itself_keeps_its_port(folder: Path) -> None:
 def test_the_command_is_an_exec_probe(folder: Path) -> None:
     def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "qworker", "health", *arguments, "--timeout", str(PATIENCE)],
+            [PYTHON, "-m", "qworker", "health", *arguments, "--timeout", str(PATIENCE)],
             env=environment(),
             capture_output=True,
             text=True,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -162,6 +165,29 @@ def test_openmetrics_is_served_to_who_asks_for_it() -> None:
     assert "python_info" in families
     assert b"\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n" in plain
     assert b"# EOF" not in plain
+
+
+def test_metrics_that_an_app_shares_between_processes_are_on_the_page_of_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    app = "from prometheus_client import Counter; Counter('letters', 'Letters.').inc(3)"
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", app], check=True, timeout=PATIENCE)
+    with served(lambda: [report()]) as server:
+        status, text = page(server, "/metrics")
+    assert status == 200
+    assert "\nletters_total 6.0\n" in text
+    assert "\nqworker_workers 1.0\n" in text
+
+
+def test_a_process_without_a_health_port_imports_no_server() -> None:
+    code = (
+        "import sys, qworker.cli.run, qworker.supervisor.supervisor, qworker.supervisor.worker_main\n"
+        "print(sorted({'uvicorn', 'httptools', 'prometheus_client'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
 
 
 def test_counters_never_fall_when_a_worker_dies_or_begins_again() -> None:
