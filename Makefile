@@ -54,7 +54,8 @@ test-plain: ## What a user has: the wheel without extras
 	@.ci/venv.sh test
 	@VENV=.venv-plain .ci/venv.sh --wheel
 	TEST_PYTHON=$(CURDIR)/.venv-plain/bin/python $(pytest) -n $(jobs) tests/e2e/test_help.py tests/e2e/test_demo.py \
-	    tests/unit/test_docs.py -k 'help or demo or (page_does and (README or quickstart or retries))'
+	    tests/e2e/test_health.py tests/unit/test_docs.py \
+	    -k 'help or demo or blocks_the_loop or (page_does and (README or quickstart or retries))'
 
 test-bench: ## Every figure of the bench with small numbers: they run, and mean nothing
 	@.ci/venv.sh test

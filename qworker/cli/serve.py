@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 
 import click
@@ -62,8 +63,10 @@ def command(
     positive_number(max_body_size, "--max-body-size")
     positive_number(max_connections, "--max-connections")
     try:
+        # `create_app` imports it for the additions, but only when the server starts.
+        importlib.import_module("qworker.server.native_routes")
+        from qworker.asgi.limits import limited_protocol
         from qworker.server.app import create_app
-        from qworker.server.limits import limited_protocol
         from qworker.server.server import bind, require_token_if_public, serve
     except ModuleNotFoundError as error:
         raise not_installed(error, "qworker serve") from error

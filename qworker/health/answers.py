@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from qworker.health.exposition import format_metrics
 from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
 from qworker.worker.metrics import TaskCounts, merge_counts
@@ -96,8 +92,11 @@ class HealthAnswers:
         self._past = past
         self._stopping = stopping
         self._stalled = stalled
-        # The import is here, because an import while a handler blocks the loop could take longer than a scrape.
-        self._client = _prometheus_client()
+        # The import is here, because an import while a handler blocks the loop could take longer than a scrape, and
+        # because a process without a health port does not need it.
+        from qworker.health import exposition
+
+        self._exposition = exposition
         self._own_metrics = own_metrics
 
     def live(self) -> tuple[bool, str]:
@@ -139,36 +138,18 @@ class HealthAnswers:
             "outcomes": _outcomes(self._counts(reports)),
         }
 
-    def metrics(self) -> str:
-        """Return the page for Prometheus."""
+    def metrics(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the page for Prometheus and its content type.
+
+        Args:
+            accept: The header `Accept` of the request. If it asks for OpenMetrics, the page has that format.
+        """
         reports = self._reports()
-        page = format_metrics(reports, self._counts(reports), _latest(reports)[0])
-        return page + self._app_metrics()
+        workers = self._exposition.WorkerCollector(reports, self._counts(reports), _latest(reports)[0])
+        return self._exposition.format_metrics(workers, own_metrics=self._own_metrics, accept=accept)
 
     def _counts(self, reports: Sequence[WorkerReport]) -> list[TaskCounts]:
         return merge_counts([*self._past(), *(task for report in reports for task in report.counts)])
-
-    def _app_metrics(self) -> str:
-        """Return the metrics of the app from prometheus-client."""
-        client = self._client
-        if client is None:
-            return ""
-        if self._own_metrics:
-            return cast("bytes", client.generate_latest(client.REGISTRY)).decode()
-        # The app runs in other processes. If they share their counts, it is in this directory.
-        if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-            return ""
-        registry: Any = client.CollectorRegistry()
-        client.multiprocess.MultiProcessCollector(registry)
-        return cast("bytes", client.generate_latest(registry)).decode()
-
-
-def _prometheus_client() -> Any:
-    """Return the package, or None if it is not installed."""
-    if importlib.util.find_spec("prometheus_client") is None:
-        return None
-    importlib.import_module("prometheus_client.multiprocess")
-    return importlib.import_module("prometheus_client")
 
 
 def _latest(reports: Sequence[WorkerReport]) -> tuple[list[QueueStats], float | None]:

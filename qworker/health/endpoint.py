@@ -12,7 +12,6 @@ from qworker.errors import UsageError
 from qworker.health.address import keep_across_exec, listen
 from qworker.health.answers import HealthAnswers
 from qworker.health.monitor import Monitor
-from qworker.health.server import HealthServer
 
 __all__ = ["TOKEN", "Endpoint", "HttpEndpoint", "endpoint_for_worker", "read_token"]
 
@@ -39,6 +38,9 @@ class HttpEndpoint:
     """
 
     def __init__(self, address: tuple[str, int], view: HealthAnswers) -> None:
+        # The import is here, because only a process with a health port needs an HTTP server.
+        from qworker.health.server import HealthServer
+
         secret = read_token()
         self._socket: socket.socket = listen(address)
         # The server closes its socket when it ends. The original is for the process that replaces this one.

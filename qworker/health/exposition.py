@@ -1,161 +1,146 @@
-"""The metrics in Prometheus' text format, version 0.0.4.
+"""The metrics in Prometheus' text format or in OpenMetrics, which prometheus-client writes.
 
 The names are from OpenTelemetry's messaging semantic conventions if they have one, and otherwise begin with `qworker_`.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+
+from prometheus_client import REGISTRY, CollectorRegistry, Metric, multiprocess
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
 from qworker.worker.metrics import SECONDS, TRIES, TaskCounts
 
-__all__ = ["CONTENT_TYPE", "format_metrics"]
+__all__ = ["WorkerCollector", "format_metrics"]
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_QUEUE = ("messaging_system", "messaging_destination_name")
+_TASK = (*_QUEUE, "messaging_operation_name", "qworker_task")
 
-_Sample = tuple[str, dict[str, str], float]
 
-
-def format_metrics(reports: Sequence[WorkerReport], counts: Iterable[TaskCounts], queues: Iterable[QueueStats]) -> str:
-    """Return the page of `/metrics`.
+class WorkerCollector(Collector):
+    """A collector of prometheus-client for the reports of workers.
 
     Args:
         reports: The reports of the running worker processes.
         counts: The counts of all processes, including those that have ended, one for each queue and task.
         queues: The last sample of the queues.
     """
-    lines: list[str] = []
-    for name, kind, text, samples in (*_counts(list(counts)), *_depths(list(queues)), *_processes(reports)):
-        if samples:
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            lines += [f"{sample}{_labels(labels)} {_number(value)}" for sample, labels, value in samples]
-    return "\n".join(lines) + "\n"
+
+    def __init__(
+        self, reports: Sequence[WorkerReport], counts: Sequence[TaskCounts], queues: Sequence[QueueStats]
+    ) -> None:
+        self._reports = reports
+        self._counts = counts
+        self._queues = queues
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics that have a value."""
+        for metric in (*_counted(self._counts), *_sampled(self._queues), *_running(self._reports)):
+            if metric.samples:
+                yield metric
 
 
-def _counts(counts: list[TaskCounts]) -> list[tuple[str, str, str, list[_Sample]]]:
-    consumed = "messaging_client_consumed_messages_total"
-    duration = "messaging_process_duration_seconds"
-    tries = "qworker_message_tries"
-    lost = "qworker_leases_lost_total"
-    return [
-        (
-            consumed,
-            "counter",
-            "Finished deliveries by outcome: acked, retried, failed, released, lost.",
-            [
-                (consumed, {**_of(c), "qworker_outcome": outcome}, n)
-                for c in counts
-                for outcome, n in c.outcomes.items()
-                if n
-            ],
-        ),
-        (
-            duration,
-            "histogram",
-            "Seconds that handlers ran.",
-            [s for c in counts for s in _histogram(duration, _of(c), SECONDS, c.durations, c.seconds)],
-        ),
-        (
-            tries,
-            "histogram",
-            "Failed attempts of messages before their final outcome.",
-            [s for c in counts for s in _histogram(tries, _of(c), TRIES, c.tries, c.attempts)],
-        ),
-        (
-            lost,
-            "counter",
-            "Leases that were lost before their outcome was stored.",
-            [(lost, _of(c), c.lost) for c in counts],
-        ),
-    ]
+def format_metrics(workers: WorkerCollector, *, own_metrics: bool, accept: str = "") -> tuple[bytes, str]:
+    """Return the page of `/metrics` and its content type.
+
+    Args:
+        workers: The collector of the workers' metrics.
+        own_metrics: Whether to add the metrics that the app defines with prometheus-client in this process. Otherwise
+            the app runs in other processes. If they share their metrics in a directory, these are added.
+        accept: The header `Accept` of the request.
+    """
+    registry = CollectorRegistry()
+    registry.register(workers)
+    if own_metrics:
+        registry.register(REGISTRY)
+    elif os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
-def _depths(queues: list[QueueStats]) -> list[tuple[str, str, str, list[_Sample]]]:
-    depth = "qworker_queue_depth"
-    age = "qworker_queue_oldest_age_seconds"
-    paused = "qworker_queue_paused"
-    depths: list[_Sample] = []
+def _counted(counts: Sequence[TaskCounts]) -> Iterator[Metric]:
+    consumed = CounterMetricFamily(
+        "messaging_client_consumed_messages_total",
+        "Finished deliveries by outcome: acked, retried, failed, released, lost.",
+        labels=(*_TASK, "qworker_outcome"),
+    )
+    duration = HistogramMetricFamily("messaging_process_duration_seconds", "Seconds that handlers ran.", labels=_TASK)
+    tries = HistogramMetricFamily(
+        "qworker_message_tries", "Failed attempts of messages before their final outcome.", labels=_TASK
+    )
+    lost = CounterMetricFamily(
+        "qworker_leases_lost_total", "Leases that were lost before their outcome was stored.", labels=_TASK
+    )
+    for one in counts:
+        labels = (*_on(one.queue), "process", one.task)
+        for outcome, count in one.outcomes.items():
+            if count:
+                consumed.add_metric((*labels, outcome), count)
+        duration.add_metric(labels, _buckets(SECONDS, one.durations), one.seconds)
+        tries.add_metric(labels, _buckets(TRIES, one.tries), one.attempts)
+        lost.add_metric(labels, one.lost)
+    return iter((consumed, duration, tries, lost))
+
+
+def _sampled(queues: Sequence[QueueStats]) -> Iterator[Metric]:
+    depth = GaugeMetricFamily(
+        "qworker_queue_depth",
+        "Messages in the store, by state: ready, leased, delayed, failed.",
+        labels=(*_QUEUE, "qworker_state"),
+    )
+    age = GaugeMetricFamily(
+        "qworker_queue_oldest_age_seconds",
+        "Seconds that the oldest ready message has waited. 0 if no message is ready.",
+        labels=_QUEUE,
+    )
+    paused = GaugeMetricFamily("qworker_queue_paused", "1 if the queue is paused, else 0.", labels=_QUEUE)
     for stats in queues:
+        labels = _on(stats.queue)
         for state in ("ready", "leased", "delayed", "failed"):
-            count: int = getattr(stats, state)
-            depths.append((depth, {**_on(stats.queue), "qworker_state": state}, count))
-    return [
-        (depth, "gauge", "Messages in the store, by state: ready, leased, delayed, failed.", depths),
-        (
-            age,
-            "gauge",
-            "Seconds that the oldest ready message has waited. 0 if no message is ready.",
-            [(age, _on(s.queue), s.oldest_age_s or 0.0) for s in queues],
-        ),
-        (
-            paused,
-            "gauge",
-            "1 if the queue is paused, else 0.",
-            [(paused, _on(s.queue), float(s.paused)) for s in queues],
-        ),
-    ]
+            depth.add_metric((*labels, state), getattr(stats, state))
+        age.add_metric(labels, stats.oldest_age_s or 0.0)
+        paused.add_metric(labels, stats.paused)
+    return iter((depth, age, paused))
 
 
-def _processes(reports: Sequence[WorkerReport]) -> list[tuple[str, str, str, list[_Sample]]]:
+def _running(reports: Sequence[WorkerReport]) -> Iterator[Metric]:
     looked = [report.looked_at for report in reports if report.looked_at is not None]
-    gauges = [
-        ("qworker_workers", "Running worker processes.", len(reports)),
-        ("qworker_handlers_running", "Running handlers.", sum(r.running for r in reports)),
-        ("qworker_concurrency", "Maximum number of running handlers.", sum(r.concurrency for r in reports)),
-        (
-            "qworker_loop_stalled_seconds",
-            "Seconds that the event loop has been blocked, the longest of all workers.",
-            max((r.stalled for r in reports), default=0.0),
-        ),
-        (
-            "qworker_backend_up",
-            "1 if every worker reaches its backend, else 0.",
-            float(bool(looked) and not any(r.problem for r in reports)),
-        ),
-    ]
+    yield GaugeMetricFamily("qworker_workers", "Running worker processes.", len(reports))
+    yield GaugeMetricFamily("qworker_handlers_running", "Running handlers.", sum(r.running for r in reports))
+    yield GaugeMetricFamily(
+        "qworker_concurrency", "Maximum number of running handlers.", sum(r.concurrency for r in reports)
+    )
+    yield GaugeMetricFamily(
+        "qworker_loop_stalled_seconds",
+        "Seconds that the event loop has been blocked, the longest of all workers.",
+        max((r.stalled for r in reports), default=0.0),
+    )
+    yield GaugeMetricFamily(
+        "qworker_backend_up",
+        "1 if every worker reaches its backend, else 0.",
+        bool(looked) and not any(r.problem for r in reports),
+    )
     if looked:
-        gauges.append(
-            (
-                "qworker_queue_stats_age_seconds",
-                "Seconds since the queues were sampled.",
-                max(0.0, round(time.time() - max(looked), 3)),
-            )
+        yield GaugeMetricFamily(
+            "qworker_queue_stats_age_seconds",
+            "Seconds since the queues were sampled.",
+            max(0.0, round(time.time() - max(looked), 3)),
         )
-    return [(name, "gauge", text, [(name, {}, value)]) for name, text, value in gauges]
 
 
-def _of(task: TaskCounts) -> dict[str, str]:
-    return {**_on(task.queue), "messaging_operation_name": "process", "qworker_task": task.task}
+def _on(queue: str) -> tuple[str, str]:
+    return "qworker", queue
 
 
-def _on(queue: str) -> dict[str, str]:
-    return {"messaging_system": "qworker", "messaging_destination_name": queue}
-
-
-def _histogram(
-    name: str, labels: dict[str, str], bounds: Sequence[float], counts: list[int], total: float
-) -> list[_Sample]:
-    sums = list(accumulate(counts))
-    samples: list[_Sample] = [
-        (f"{name}_bucket", {**labels, "le": edge}, count)
-        for edge, count in zip([*map(_number, bounds), "+Inf"], sums, strict=True)
-    ]
-    return [*samples, (f"{name}_sum", labels, total), (f"{name}_count", labels, sums[-1])]
-
-
-def _labels(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(float(value))
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return the upper bounds as OpenMetrics writes them, with the number of values up to each."""
+    return list(zip([*(str(float(bound)) for bound in bounds), "+Inf"], accumulate(counts), strict=True))

@@ -12,15 +12,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from qworker.backend import Backend
-from qworker.errors import BackendError, InvalidName, QueueNotFound, QworkerError
-from qworker.message import Draft, Lease, Selection, SettleAction
-from qworker.names import check_id, is_queue_name
-from qworker.server.batcher import Batcher
-from qworker.server.client_leases import ClientLeases, parse_token
-from qworker.server.error_responses import to_error_response
-from qworker.server.idempotency import Idempotency
-from qworker.server.responses import (
+from qworker.asgi.interface import (
     ASGIApp,
     BodyTooLarge,
     Disconnected,
@@ -35,6 +27,14 @@ from qworker.server.responses import (
     respond,
     segments,
 )
+from qworker.backend import Backend
+from qworker.errors import BackendError, InvalidName, QueueNotFound, QworkerError
+from qworker.message import Draft, Lease, Selection, SettleAction
+from qworker.names import check_id, is_queue_name
+from qworker.server.batcher import Batcher
+from qworker.server.client_leases import ClientLeases, parse_token
+from qworker.server.error_responses import to_error_response
+from qworker.server.idempotency import Idempotency
 
 __all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "create_app"]
 

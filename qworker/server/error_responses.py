@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import structlog
 
+from qworker.asgi.interface import BodyTooLarge, Disconnected
 from qworker.errors import QueueNotFound, UsageError
 from qworker.server.idempotency import IdempotencyKeyReused
-from qworker.server.responses import BodyTooLarge, Disconnected
 
 __all__ = ["to_error_response"]
 

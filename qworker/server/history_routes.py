@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from qworker.asgi.interface import get_number, read_body
 from qworker.backend import Backend
 from qworker.errors import UsageError
 from qworker.history.batch import EventBatch
 from qworker.names import check_id, check_queue
-from qworker.server.responses import get_number, read_body
 from qworker.server.schemas import HistoryPage, HistoryPosition
 
 __all__ = ["history_routes"]

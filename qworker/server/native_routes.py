@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qworker import __version__
+from qworker.asgi.interface import BodyTooLarge, Disconnected, get_number, read_body
 from qworker.backend import Backend
 from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
 from qworker.kit.parts import PAGE_BYTES
@@ -25,7 +26,6 @@ from qworker.names import check_id, check_queue
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
 from qworker.server.history_routes import history_routes
-from qworker.server.responses import BodyTooLarge, Disconnected, get_number, read_body
 from qworker.server.schemas import (
     ACTIONS,
     ExtendRequest,

@@ -7,11 +7,11 @@ from typing import Literal
 
 import msgspec
 
+from qworker.asgi.interface import BodyTooLarge
 from qworker.errors import UsageError
 from qworker.history.event import Event
 from qworker.message import Draft, Message, Selection, SettleAction
 from qworker.names import check_id, check_key, check_queue
-from qworker.server.responses import BodyTooLarge
 
 __all__ = [
     "ACTIONS",

@@ -1,25 +1,18 @@
-"""A uvicorn server for `create_app`, with limits, a required token beyond loopback, and a clean shutdown."""
+"""The server of `qworker serve`: its socket, a required token beyond loopback, and a clean shutdown."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import socket
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import uvicorn
-
+from qworker.asgi.limits import LimitedProtocol, limited_protocol
+from qworker.asgi.server import Server
 from qworker.errors import BackendUnavailable, UsageError
 from qworker.kit.network import is_loopback
 from qworker.server.app import MqApp
-from qworker.server.limits import LimitedProtocol, limited_protocol
 
 __all__ = ["bind", "require_token_if_public", "serve"]
 
-# Seconds that running requests get after the first signal.
-_GRACE = 30
 _BACKLOG = 2048
 
 
@@ -60,34 +53,12 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, but it does not send itself the signal again that ended it.
-
-    The signal would kill the process before the backend is closed, with an exit status of failure.
-    """
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Handle the signals on the event loop, if this is the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-
-
 async def serve(
     app: MqApp,
     listener: socket.socket,
     *,
     protocol: type[LimitedProtocol] | None = None,
-    ready: Callable[[uvicorn.Server], None] | None = None,
+    ready: Callable[[Server], None] | None = None,
 ) -> None:
     """Serve until a signal arrives, or until the server that `ready` gets is stopped. Then close the backend.
 
@@ -97,19 +68,7 @@ async def serve(
         protocol: The limits. None: the defaults.
         ready: A function that is called when the backend is open, before the first connection is accepted.
     """
-    config = uvicorn.Config(
-        app,
-        http=protocol or limited_protocol(),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=_GRACE,
-    )
-    server = _Server(config)
+    server = Server(app, protocol or limited_protocol())
     try:
         # The backend is opened first, so that the error is the one of a store that cannot be reached.
         await app.start()

@@ -114,6 +114,16 @@ def test_a_command_that_is_called_names_the_extra_it_lacks(tmp_path: Path) -> No
     assert found["doctor file://./spool"][0] == 0
 
 
+def test_a_worker_serves_its_health_without_extras(tmp_path: Path) -> None:
+    app = "from qworker import Tasks\ntasks = Tasks('file://./spool')\n\n@tasks.task\ndef add(a: int) -> int: ...\n"
+    (tmp_path / "app.py").write_text(app)
+    line = "run app:tasks --burst --loop asyncio --health 127.0.0.1:0"
+    status, output = bare(tmp_path, line)[line]
+    assert status == 0, output
+    assert "health_server_started" in output
+    assert "health_server_failed" not in output
+
+
 @pytest.mark.parametrize(
     ("place", "said"),
     [

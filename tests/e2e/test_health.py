@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from qworker.health.probe import fetch_page
-from tests.support.processes import Process, environment, started
+from tests.support.processes import PYTHON, Process, environment, started
 from tests.support.waiting import PATIENCE, wait_for
 
 APP = """
@@ -45,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def enqueue(folder: Path, task: str, *arguments: object) -> None:
     subprocess.run(
-        [sys.executable, "-m", "qworker", "enqueue", "app:tasks", task, *map(json.dumps, arguments)],
+        [PYTHON, "-m", "qworker", "enqueue", "app:tasks", task, *map(json.dumps, arguments)],
         cwd=folder,
         env=environment(),
         timeout=PATIENCE,
@@ -82,7 +81,7 @@ def test_it_answers_while_a_handler_blocks_the_loop(folder: Path, workers: str) 
         (folder / "free-a").touch()
         process.line("end a")
         wait_for(lambda: page(port, "/livez")[0] == 200, "alive again", lambda: process.text)
-        acked = 'qworker_task="block",qworker_outcome="acked"} 1'
+        acked = 'qworker_outcome="acked",qworker_task="block"} 1.0'
         wait_for(lambda: acked in page(port, "/metrics")[1], "counted", lambda: page(port, "/metrics")[1])
         assert process.drain() == 0, process.text
 
@@ -107,7 +106,7 @@ def test_counts_survive_a_killed_worker(folder: Path) -> None:
         first = int(process.event("worker_process_started")["pid"])
         wait_for(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
         enqueue(folder, "quick", 1)
-        acked = 'qworker_task="quick",qworker_outcome="acked"} %d\n'
+        acked = 'qworker_outcome="acked",qworker_task="quick"} %d.0\n'
         wait_for(lambda: acked % 1 in page(port, "/metrics")[1], "counted", lambda: process.text)
         os.kill(first, signal.SIGKILL)
         process.event("worker_process_ended")
@@ -131,7 +130,7 @@ def test_a_worker_that_replaces_itself_keeps_its_port(folder: Path) -> None:
 def test_the_command_is_an_exec_probe(folder: Path) -> None:
     def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "qworker", "health", *arguments, "--timeout", str(PATIENCE)],
+            [PYTHON, "-m", "qworker", "health", *arguments, "--timeout", str(PATIENCE)],
             env=environment(),
             capture_output=True,
             text=True,

@@ -21,7 +21,7 @@ from qworker.backend.registry import open_backend, schemes
 from qworker.cli.configured import PREFIX, VARIABLES, options_of, walk
 from qworker.cli.main import cli
 from qworker.errors import InvalidURL
-from qworker.health.exposition import format_metrics
+from qworker.health.exposition import WorkerCollector, format_metrics
 from qworker.health.worker_report import WorkerReport
 from qworker.message import Lease, Message, QueueStats
 from qworker.worker.delivery import Delivery, WorkerCounts
@@ -166,7 +166,8 @@ def metrics() -> dict[str, Metric]:
     report = WorkerReport(life="1", pid=1, state="working", counts=[counts], queues=[stats], looked_at=0.0)
     found: dict[str, Metric] = {}
     name = ""
-    for line in format_metrics([report], [counts], [stats]).splitlines():
+    page, _ = format_metrics(WorkerCollector([report], [counts], [stats]), own_metrics=False)
+    for line in page.decode().splitlines():
         if line.startswith("# TYPE "):
             name, kind = line.removeprefix("# TYPE ").split(" ")
             found[name] = Metric(kind)

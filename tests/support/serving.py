@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import uvicorn
 
+from qworker.asgi.limits import limited_protocol
 from qworker.backend import Backend
 from qworker.server.app import MqApp, create_app
-from qworker.server.limits import limited_protocol
 from qworker.server.server import bind, serve
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +24,7 @@ from qworker.health.server import HealthServer
 from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
 from qworker.worker.metrics import TaskCounts, merge_counts
+from tests.support.waiting import wait_for
 
 PATIENCE = 30.0
 
@@ -44,7 +49,7 @@ def served(reports: Callable[[], list[WorkerReport]], **options: Any) -> Iterato
         yield server
     finally:
         server.close()
-        assert not server._thread.is_alive()
+        assert "qworker-health" not in {thread.name for thread in threading.enumerate()}
 
 
 def raw(server: HealthServer, request: bytes, *, end: bool = True) -> bytes:
@@ -143,6 +148,48 @@ def test_prometheus_own_parser_reads_the_page() -> None:
     assert ("python_info", "", "") in samples
 
 
+def test_openmetrics_is_served_to_who_asks_for_it() -> None:
+    from prometheus_client.openmetrics import parser
+
+    counts = TaskCounts(queue="a.b", task="resize", acked=3, attempts=4, seconds=2.5)
+    request = b"GET /metrics HTTP/1.1\r\n%s\r\n"
+    # What Prometheus sends.
+    accept = b"Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1\r\n"
+    with served(lambda: [report(counts=[counts])], own=True) as server:
+        head, _, body = raw(server, request % accept).partition(b"\r\n\r\n")
+        plain = raw(server, request % b"")
+    assert b"\r\ncontent-type: application/openmetrics-text; version=1.0.0; charset=utf-8" in head
+    families = {family.name: family for family in parser.text_string_to_metric_families(body.decode())}
+    assert families["messaging_client_consumed_messages"].samples[0].value == 3
+    assert families["messaging_process_duration_seconds"].type == "histogram"
+    assert "python_info" in families
+    assert b"\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n" in plain
+    assert b"# EOF" not in plain
+
+
+def test_metrics_that_an_app_shares_between_processes_are_on_the_page_of_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    app = "from prometheus_client import Counter; Counter('letters', 'Letters.').inc(3)"
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", app], check=True, timeout=PATIENCE)
+    with served(lambda: [report()]) as server:
+        status, text = page(server, "/metrics")
+    assert status == 200
+    assert "\nletters_total 6.0\n" in text
+    assert "\nqworker_workers 1.0\n" in text
+
+
+def test_a_process_without_a_health_port_imports_no_server() -> None:
+    code = (
+        "import sys, qworker.cli.run, qworker.supervisor.supervisor, qworker.supervisor.worker_main\n"
+        "print(sorted({'uvicorn', 'httptools', 'prometheus_client'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
 def test_counters_never_fall_when_a_worker_dies_or_begins_again() -> None:
     now = [0.0]
     fleet = WorkerReports(lambda: now[0])
@@ -160,7 +207,7 @@ def test_counters_never_fall_when_a_worker_dies_or_begins_again() -> None:
     assert acked() == 13
     fleet.remove_process(2)
     assert acked() == 13
-    assert "qworker_workers 1\n" in view.metrics()
+    assert b"qworker_workers 1.0\n" in view.metrics()[0]
     now[0] = 61.0
     assert not view.live()[0], "a silent worker's loop stands still, or all of it does"
     fleet.remove_process(1)
@@ -206,8 +253,9 @@ def test_probes_need_no_token_and_the_others_do(monkeypatch: pytest.MonkeyPatch)
         (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
         (b"POST /livez HTTP/1.1\r\n\r\n", 405),
         (b"GET /livez\r\n\r\n", 400),
+        (b"GET /livez HTTP/2.0\r\n\r\n", 400),
         (b"\xff\x00\r\n\r\n", 400),
-        (b"GET /livez HTTP/1.1\r\nX: " + b"x" * 20000 + b"\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nX: " + b"x" * 20000 + b"\r\n\r\n", 431),
     ],
 )
 def test_what_is_no_good_request_is_told_so(request_bytes: bytes, status: int) -> None:
@@ -216,7 +264,7 @@ def test_what_is_no_good_request_is_told_so(request_bytes: bytes, status: int) -
             answer = raw(server, request_bytes)
         except ConnectionResetError:
             # The end of a request that is too long was never read.
-            assert status == 400
+            assert status == 431
         else:
             assert answer.startswith(b"HTTP/1.1 %d " % status)
         assert page(server, "/livez")[0] == 200
@@ -225,7 +273,7 @@ def test_what_is_no_good_request_is_told_so(request_bytes: bytes, status: int) -
 def test_head_has_no_body() -> None:
     with served(lambda: [report()]) as server:
         head, _, body = raw(server, b"HEAD /livez HTTP/1.1\r\n\r\n").partition(b"\r\n\r\n")
-    assert b"Content-Length: 3" in head
+    assert b"\r\ncontent-length: 3\r\n" in head + b"\r\n"
     assert not body
 
 
@@ -237,10 +285,57 @@ def test_slow_and_many_clients_keep_nobody_from_an_answer() -> None:
             deadline = time.monotonic() + PATIENCE
             while page(server, "/livez")[0] != 200:
                 assert time.monotonic() < deadline
-            assert idle[0].recv(100) == b""
+            assert idle[0].recv(100).startswith(b"HTTP/1.1 408 ")
         finally:
             for connection in idle:
                 connection.close()
+
+
+@pytest.mark.parametrize("drops", [b"GET /" + b"a" * 8000, b"\r\n" * 4000], ids=["a request", "empty lines"])
+def test_a_byte_now_and_then_does_not_keep_a_connection(drops: bytes) -> None:
+    with (
+        served(lambda: [report()], deadline=1.0) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as connection,
+    ):
+        connection.settimeout(0.05)
+        answer = None
+        for drop in drops:
+            try:
+                connection.sendall(bytes([drop]))
+                answer = connection.recv(100)
+                break
+            except TimeoutError:
+                continue
+            except OSError:
+                answer = b""
+                break
+        assert answer is not None, "the server still waits for more"
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_the_65th_connection_is_refused_at_once() -> None:
+    with served(lambda: [report()], deadline=PATIENCE) as server:
+        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(64)]
+        status, text = page(server, "/livez")
+        assert (status, text.partition(":")[0]) == (503, "too many connections")
+        idle.pop().close()
+        wait_for(lambda: page(server, "/livez") == (200, "ok\n"), "a free place")
+        for connection in idle:
+            connection.close()
+
+
+async def test_it_answers_while_the_event_loop_is_blocked() -> None:
+    with served(lambda: [report()]) as server:
+        # The call blocks this loop.
+        assert page(server, "/livez") == (200, "ok\n")
+
+
+def test_each_connection_has_one_request() -> None:
+    request = b"GET /livez HTTP/1.1\r\n\r\n"
+    with served(lambda: [report()]) as server:
+        answer = raw(server, request * 3)
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 1
+    assert b"\r\nconnection: close\r\n" in answer
 
 
 def test_a_page_that_fails_leaves_the_others() -> None:

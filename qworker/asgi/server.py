@@ -1,0 +1,129 @@
+"""uvicorn's server for an ASGI application: on the running event loop, or in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+
+from qworker.asgi.interface import ASGIApp
+from qworker.asgi.limits import LimitedProtocol
+
+__all__ = ["Server", "ServerThread"]
+
+# Seconds that running requests get after the first signal.
+_GRACE_S = 30
+_JOIN_S = 5.0
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, but it does not send itself the signal again that ended it.
+
+    The signal would kill the process before the application is closed, with an exit status of failure. Loggers and
+    their levels stay as they are.
+
+    Args:
+        app: The application.
+        protocol: The limits.
+    """
+
+    def __init__(self, app: ASGIApp, protocol: type[LimitedProtocol]) -> None:
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            interface="asgi3",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            # Otherwise uvicorn reads the number from WEB_CONCURRENCY, which is meant for other servers.
+            workers=1,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handle the signals on the event loop, if this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def serve_until(self, ended: asyncio.Event, listener: socket.socket) -> None:
+        """Serve until an event is set, and then close the socket and all connections immediately.
+
+        `serve` wakes up ten times per second, takes at least 0.1 s to end, and logs. This does none of it.
+        """
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup(sockets=[listener])
+        await ended.wait()
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        # asyncio closes the connections in the next turn of the loop, and then the requests end.
+        await asyncio.sleep(0)
+        await asyncio.gather(*self.server_state.tasks)
+
+
+class ServerThread:
+    """A server in a thread of its own. It starts when it is created, and runs until `close`.
+
+    Args:
+        app: The application.
+        protocol: The limits.
+        listener: A listening socket, which the server closes.
+        name: The name of the thread.
+        on_failure: A function that is called in the thread if the server fails.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        protocol: type[LimitedProtocol],
+        listener: socket.socket,
+        *,
+        name: str,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._server = Server(app, protocol)
+        self._listener = listener
+        self._on_failure = on_failure
+        self._loop = asyncio.SelectorEventLoop()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close the server and its connections. From any other thread."""
+        if self._thread.is_alive():
+            try:
+                self._loop.call_soon_threadsafe(self._ended.set)
+            except RuntimeError:
+                # The loop of the server has just closed.
+                pass
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._server.serve_until(self._ended, self._listener))
+        except Exception as error:  # noqa: BLE001 - the thread's end must be seen, and clients fail of themselves
+            self._on_failure(error)
+        finally:
+            self._listener.close()
+            self._loop.close()
