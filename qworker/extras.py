@@ -13,13 +13,16 @@ EXTRAS = {
     "uvloop": "fast",
     "starlette": "http",
     "h11": "http",
-    "jinja2": "http",
     "opentelemetry": "metrics",
     "textual": "tui",
     "rich": "tui",
     "pyspark": "spark",
     "pyarrow": "spark",
     "pandas": "spark",
+    "jinja2": "spark",
+    "markupsafe": "spark",
+    "pytest": "testing",
+    "pytest_asyncio": "testing",
 }
 
 
