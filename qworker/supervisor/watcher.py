@@ -1,0 +1,16 @@
+"""A watcher: a function that observes something beside the workers until it is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+__all__ = ["run_watcher"]
+
+
+async def run_watcher(watcher: Callable[[], Awaitable[None]], log: Any) -> None:
+    """Run a watcher. If it fails, log the error: it must not end the process that it watches."""
+    try:
+        await watcher()
+    except Exception as error:  # noqa: BLE001 - logged for each watcher
+        log.error("watcher_failed", error=repr(error))
