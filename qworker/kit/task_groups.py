@@ -7,7 +7,7 @@ costs about 14 us. A message that a worker runs passes none.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def background_tasks(*functions: Callable[[], Awaitable[Any]]) -> AsyncGenerator[TaskGroup]:
+async def background_tasks(*functions: Callable[[], Coroutine[Any, Any, Any]]) -> AsyncGenerator[TaskGroup]:
     """Run functions as tasks while the block runs, and cancel them at its end.
 
     If one fails, the block and the other tasks are cancelled. The first error is raised as it is, not in a group.

@@ -6,12 +6,14 @@ in which asyncio resolves host names.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from enum import Enum
-from typing import TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
+from weakref import WeakKeyDictionary
 
-from anyio import CapacityLimiter, to_thread
-from anyio.lowlevel import RunVar
+if TYPE_CHECKING:
+    from anyio import CapacityLimiter
 
 __all__ = ["BlockingCall", "run_in_thread"]
 
@@ -39,17 +41,16 @@ _LIMITS = {
     BlockingCall.PROBE: 8,
     BlockingCall.STAGE: 4,
 }
-# One set for each event loop: a limiter belongs to its loop.
-_limiters: RunVar[dict[BlockingCall, CapacityLimiter]] = RunVar("qworker_thread_limiters")
+# A limiter belongs to the event loop on which it was made.
+_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[BlockingCall, CapacityLimiter]] = WeakKeyDictionary()
 
 
-async def run_in_thread(
-    kind: BlockingCall, function: Callable[[Unpack[Arguments]], T], *arguments: Unpack[Arguments]
-) -> T:
+async def run_in_thread(kind: BlockingCall, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
     """Return the result of a function that runs in a thread. If this call is cancelled, the function still finishes."""
-    try:
-        limiters = _limiters.get()
-    except LookupError:
-        limiters = {each: CapacityLimiter(limit) for each, limit in _LIMITS.items()}
-        _limiters.set(limiters)
-    return await to_thread.run_sync(function, *arguments, limiter=limiters[kind])
+    # A process that makes no such call does not load anyio.
+    from anyio import CapacityLimiter, to_thread
+
+    loop = asyncio.get_running_loop()
+    if loop not in _limiters:
+        _limiters[loop] = {each: CapacityLimiter(limit) for each, limit in _LIMITS.items()}
+    return await to_thread.run_sync(function, *arguments, limiter=_limiters[loop][kind])

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -256,7 +256,7 @@ class Supervisor:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    def _start(self, watcher: Callable[[], Awaitable[None]]) -> None:
+    def _start(self, watcher: Callable[[], Coroutine[Any, Any, None]]) -> None:
         assert self._watchers is not None
         self._watchers.start_soon(run_watcher, watcher, self._log)
 

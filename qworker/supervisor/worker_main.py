@@ -11,10 +11,11 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from enum import Enum
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import structlog
 
@@ -234,7 +235,7 @@ class _WorkerMain:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    def _watchers(self, backend: Backend) -> Iterator[Callable[[], Awaitable[None]]]:
+    def _watchers(self, backend: Backend) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
         if telemetry.observe_queues(self._watch.queues) or self._settings.health is not None:
             yield self._watch.pulse.beat
             yield partial(self._watch.sample, backend, self._worker.queues)

@@ -1,4 +1,4 @@
-"""Calls from code without an event loop: from threads, after a fork, with signals, and where gevent has replaced threads."""
+"""Calls from code without an event loop: in threads, after a fork, with signals, and under gevent."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ held, forked = threading.Event(), threading.Event()
 
 
 def hold():
-    with portal._lock:
+    with portal._background.lock:
         held.set()
         forked.wait()
 
@@ -185,7 +185,7 @@ def test_a_forked_child_enqueues_whatever_the_threads_of_its_parent_do(tmp_path)
 
 
 SIGNAL = """
-import asyncio, signal, threading
+import asyncio, signal, sys, threading, time
 from qworker import Tasks
 
 tasks = Tasks("memory:")
@@ -202,6 +202,8 @@ async def hang():
 
 def interrupt():
     started.wait()
+    while sys._current_frames()[threading.main_thread().ident].f_code.co_name != "wait":
+        time.sleep(0.001)
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
 

@@ -68,16 +68,13 @@ async def test_a_kind_runs_no_more_calls_at_once_than_its_limit(hold):
     assert most == 2
 
 
-def test_each_event_loop_has_limits_of_its_own(hold):
-    async def use() -> int:
-        return await run_in_thread(BlockingCall.DELETE, os.getpid)
-
-    async def use_all() -> None:
-        await asyncio.gather(*[use() for _ in range(5)])
+def test_each_event_loop_has_limits_of_its_own():
+    async def use_all() -> list[int]:
+        return await asyncio.gather(*[run_in_thread(BlockingCall.DELETE, os.getpid) for _ in range(5)])
 
     with ThreadPoolExecutor(4) as loops:
-        for loop in [loops.submit(asyncio.run, use_all()) for _ in range(8)]:
-            assert loop.result(timeout=40) is None
+        results = [loops.submit(asyncio.run, use_all()) for _ in range(8)]
+        assert [result.result(timeout=40) for result in results] == [[os.getpid()] * 5] * 8
 
 
 async def test_loads_that_wait_for_a_lock_hold_up_no_discard(tmp_path):
@@ -109,7 +106,11 @@ def test_nothing_but_the_exceptions_uses_the_default_executor():
         for path in (ROOT / folder).rglob("*.py"):
             name = path.relative_to(ROOT).as_posix()
             for node in ast.walk(ast.parse(path.read_bytes())):
-                used = isinstance(node, ast.Attribute) and node.attr == "to_thread" and ast.unparse(node.value) == "asyncio"
+                used = (
+                    isinstance(node, ast.Attribute)
+                    and node.attr == "to_thread"
+                    and ast.unparse(node.value) == "asyncio"
+                )
                 default = (
                     isinstance(node, ast.Call)
                     and isinstance(node.func, ast.Attribute)
