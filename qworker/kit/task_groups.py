@@ -1,8 +1,8 @@
-"""Tasks that run beside a block of code, and races of two, on anyio's task groups.
+"""Background tasks of a block of code, and races of two, on anyio's task groups.
 
-anyio cancels by level, asyncio by edge: a cancelled scope cancels its tasks again in every turn of the loop until they
+anyio cancels by level, asyncio by edge: a cancelled scope cancels its tasks again in each turn of the loop until they
 end. So a clean-up that awaits must be shielded (`anyio.CancelScope(shield=True)`), or it is cut short. A task group
-costs about 14 us. A message that a worker runs passes none.
+costs about 14 us, so no loop of a worker makes one for a message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A watcher: a function that observes something beside the workers until it is cancelled."""
+"""A watcher: a function that observes a process, its files or its queues until it is cancelled."""
 
 from __future__ import annotations
 
