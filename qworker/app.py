@@ -17,7 +17,7 @@ from qworker.context import Context
 from qworker.definition.callables import check_handler, handler_name
 from qworker.definition.hints import exact_options
 from qworker.definition.task_options import DEFAULT_MAX_TRIES
-from qworker.enqueue.portal import Portal
+from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
 from qworker.retry import DEFAULT_BACKOFF, Backoff
@@ -80,7 +80,6 @@ class Tasks(Generic[State]):
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = weakref.WeakKeyDictionary()
         # The last backend that was used. Each call needs it, and most apps have a single loop.
         self._latest: _LoopBackend | None = None
-        self._portal = Portal()
         self._header_sources: list[Callable[[], Mapping[str, str]]] = []
 
     def __repr__(self) -> str:
@@ -269,7 +268,7 @@ class Tasks(Generic[State]):
         return self._run_sync(self.enqueue_many(calls), instead="`await tasks.enqueue_many(...)`")
 
     def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str = "`await`") -> R:
-        """Run a coroutine on the app's background loop and block until it is done.
+        """Run a coroutine on the background loop of this process and block until it is done.
 
         Args:
             coroutine: The coroutine.
@@ -278,7 +277,7 @@ class Tasks(Generic[State]):
         Raises:
             UsageError: An event loop is running in this thread.
         """
-        return self._portal.run(coroutine, instead=instead)
+        return run_blocking(coroutine, instead=instead)
 
     # -- the backend -------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from qworker.errors import PublishUncertain
 from qworker.kit.directory.opener import StoreOpener
 from qworker.kit.files import DIRECTORY, list_names, remove_empty, remove_tree
 from qworker.kit.store_errors import store_errors
+from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Draft
 from qworker_file.bulk_write import BackgroundSync, write_partition
 from qworker_file.names import MAX_OWN, byte_length, delay_name, stem_for
@@ -104,7 +105,7 @@ class FileBulkWriter(BulkWriter):
                         directory, name, batches, mode=files.item_mode, clock=store.clock, flusher=flusher
                     )
                     if flusher is not None:
-                        await asyncio.to_thread(flusher.finish)
+                        await run_in_thread(BlockingCall.STAGE, flusher.finish)
                 except BaseException:
                     remove_tree(name, directory)
                     raise

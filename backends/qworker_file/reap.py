@@ -19,6 +19,7 @@ from qworker.bulk.cleanup import clean_up_staged, has_staged
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.directory.liveness import has_died
 from qworker.kit.files import list_names, try_unlink
+from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker_file.holder import DETACHED, parse_publisher
 from qworker_file.id_index import clean_up_index
 from qworker_file.layout import QueueDir
@@ -191,7 +192,7 @@ class QueueReaper:
         if has_staged(self._files.tmp):
             # It takes long if a load died and left whole directories of messages. The thread has its own descriptor,
             # because it may outlive a close.
-            await asyncio.to_thread(_clean_up_staged, os.dup(self._files.tmp), oldest)
+            await run_in_thread(BlockingCall.STAGE, _clean_up_staged, os.dup(self._files.tmp), oldest)
 
 
 def _clean_up_staged(tmp: int, oldest: float) -> None:

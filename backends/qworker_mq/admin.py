@@ -5,13 +5,13 @@ No code here is called while a worker runs messages.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 
 from qworker.kit.files import remove_whole_tree
+from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
 from qworker.names import check_queue, is_queue_name
 from qworker_mq.browse import Browser, Location, parse_id
@@ -55,7 +55,7 @@ class Admin:
             deleted = f"deleted-{queue}-{secrets.token_hex(6)}"
             # One rename, so that no process sees half a queue.
             if try_rename(queue, parent, deleted, root.tmp):
-                await asyncio.to_thread(remove_whole_tree, deleted, root.tmp)
+                await run_in_thread(BlockingCall.DELETE, remove_whole_tree, deleted, root.tmp)
         for directory in (root.new, root.delay, root.lease, root.reason):
             async for name in iterate_names(directory):
                 if name.startswith(f"{queue}:"):

@@ -20,6 +20,7 @@ from qworker.kit.directory.liveness import has_died
 from qworker.kit.files import DIRECTORY, is_finished, list_names
 from qworker.kit.inotify import Watcher
 from qworker.kit.store_errors import store_errors
+from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker_mq.layout import split_name, try_rename, try_unlink
 from qworker_mq.store import Store
 
@@ -105,7 +106,7 @@ class Trash:
     async def _unlink(self) -> None:
         while self._names:
             names, self._names = self._names, []
-            await asyncio.to_thread(self._unlink_all, names)
+            await run_in_thread(BlockingCall.DELETE, self._unlink_all, names)
 
     def _unlink_all(self, names: list[str]) -> None:
         for name in names:

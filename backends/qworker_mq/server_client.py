@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import anyio
 import msgspec
 
 from qworker import errors
@@ -117,9 +118,11 @@ async def keep_or_release(
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        # The server may have given leases already. Without a release they would last until they expire.
-        leases = await task
-        await settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases])
+        # The server may have given leases already. Without a release they would last until they expire. A cancelled
+        # scope of anyio would cancel this too, in the next turn of the loop.
+        with anyio.CancelScope(shield=True):
+            leases = await task
+            await settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases])
         raise
 
 

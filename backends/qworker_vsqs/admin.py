@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from qworker.kit.files import has_entry, hide_directory, remove_whole_tree, try_unlink
 from qworker.kit.store_errors import store_errors
+from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
 from qworker.names import check_queue, is_queue_name
 from qworker_vsqs.browse import ListedMessage, file_name, list_states
@@ -39,7 +39,7 @@ async def delete(store: VsqsStore, name: str) -> None:
     with store_errors(f"delete the queue {name}"):
         hidden = hide_directory(name, store.root)
         if hidden is not None:
-            await asyncio.to_thread(remove_whole_tree, hidden, store.root)
+            await run_in_thread(BlockingCall.DELETE, remove_whole_tree, hidden, store.root)
 
 
 async def count_messages(store: VsqsStore, name: str, retention: Mapping[str, str]) -> QueueStats:

@@ -21,6 +21,7 @@ __all__ = [
     "read_body",
     "respond",
     "segments",
+    "wait_for_disconnect",
 ]
 
 Scope = MutableMapping[str, Any]
@@ -108,6 +109,12 @@ def get_number(given: dict[str, str], name: str, default: float, *, least: float
     if not least <= value <= most:
         raise UsageError(f"{name} must be a number from {least:g} to {most:g}")
     return value
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

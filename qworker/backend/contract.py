@@ -146,7 +146,7 @@ class Backend(abc.ABC):
 
         If no message is ready, the call waits for one, up to `timeout` seconds. It may return earlier with nothing. A
         caller that repeats the call in a loop does not spin, even if this process cannot hold another lease. A
-        cancelled call holds no message.
+        cancelled call holds no message, also if a cancelled scope of anyio cancels it again while it cleans up.
 
         Args:
             queue: Name of the queue.

@@ -9,7 +9,6 @@ bodies pass through the committing process, one batch at a time.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import struct
@@ -37,6 +36,7 @@ from qworker.bulk.load_files import LoadFiles, incomplete_loads
 from qworker.errors import BackendError, UsageError
 from qworker.kit.files import CREATE, DIRECTORY, READ, write_all
 from qworker.kit.store_errors import store_errors
+from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Draft
 
 __all__ = ["SpooledBulkWriter", "incomplete_spooled"]
@@ -180,10 +180,10 @@ class SpooledBulkWriter(BulkWriter):
     async def discard(self, run: str) -> None:
         """Remove the run's folder, and runs that are older than 36 hours."""
         with self._files() as files:
-            await asyncio.to_thread(files.discard, run)
+            await run_in_thread(BlockingCall.STAGE, files.discard, run)
         parent = os.open(self._folder, DIRECTORY)
         try:
-            await asyncio.to_thread(clean_up_staged, parent, time.time() - _STRAY)
+            await run_in_thread(BlockingCall.STAGE, clean_up_staged, parent, time.time() - _STRAY)
         finally:
             os.close(parent)
 
@@ -232,7 +232,7 @@ class SpooledBulkWriter(BulkWriter):
         """Allow only one process to publish at a time: two would both publish a batch that neither has recorded yet."""
         fd = os.open(self._folder / f"lock-{self.name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_EX)
+            await run_in_thread(BlockingCall.LOCK, fcntl.flock, fd, fcntl.LOCK_EX)
             yield
         finally:
             os.close(fd)

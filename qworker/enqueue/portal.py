@@ -12,49 +12,57 @@ from typing import Any, TypeVar
 
 from qworker.errors import UsageError
 
-__all__ = ["Portal"]
+__all__ = ["run_blocking"]
 
 T = TypeVar("T")
 
 
-class Portal:
-    """Runs coroutines on one background loop. Safe to call from any thread, and after a fork."""
+class _BackgroundLoop:
+    """The loop of this process, which starts with the first call."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        self.lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
 
-    def run(self, coroutine: Coroutine[Any, Any, T], *, instead: str) -> T:
-        """Run a coroutine, block this thread until it is done, and return its result.
-
-        Args:
-            coroutine: The coroutine.
-            instead: The code to use in a running event loop, for the error text.
-
-        Raises:
-            UsageError: This thread runs an event loop, which the call would block, or gevent has replaced threads.
-        """
-        problem = _problem(instead)
-        if problem is not None:
-            coroutine.close()
-            raise UsageError(problem)
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
-        try:
-            return _result(future)
-        except BaseException:
-            # An interrupt: the caller is gone, so its call is cancelled, unless it has happened already.
-            future.cancel()
-            raise
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            # A forked child has the parent's loop object, but none of its threads.
-            if self._loop is None or self._pid != os.getpid():
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self.lock:
+            if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._pid = os.getpid()
                 threading.Thread(target=self._loop.run_forever, name="qworker-portal", daemon=True).start()
             return self._loop
+
+
+_background = _BackgroundLoop()
+# A child has the parent's loop object, but not its thread. Another thread of the parent may have held the lock.
+os.register_at_fork(after_in_child=_background.reset)
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T], *, instead: str) -> T:
+    """Run a coroutine, block this thread until it is done, and return its result.
+
+    All threads of a process share one loop. A forked child starts its own.
+
+    Args:
+        coroutine: The coroutine.
+        instead: The code to use in a running event loop, for the error text.
+
+    Raises:
+        UsageError: This thread runs an event loop, which the call would block, or gevent has replaced threads.
+    """
+    problem = _problem(instead)
+    if problem is not None:
+        coroutine.close()
+        raise UsageError(problem)
+    future = asyncio.run_coroutine_threadsafe(coroutine, _background.get())
+    try:
+        return _result(future)
+    except BaseException:
+        # An interrupt: the caller is gone, so its call is cancelled, unless it has happened already.
+        future.cancel()
+        raise
 
 
 def _problem(instead: str) -> str | None:

@@ -184,7 +184,8 @@ class MqApp:
         wait = get_number(given, "wait", 0.0, least=0.0, most=LONGEST_WAIT)
         visibility = get_number(given, "visibility_timeout", self.visibility, least=0.1, most=LONGEST_VISIBILITY)
         if wait:
-            lease = await self._poll(queue, wait, visibility, receive)
+            polled = await self.leases.take_unless_disconnected(receive, queue, 1, visibility, wait)
+            lease = polled[0] if polled else None
         else:
             lease = await self._gets.add(queue, visibility)
         if lease is None:
@@ -209,28 +210,6 @@ class MqApp:
             for place, lease in zip(places, leases, strict=False):
                 results[place] = lease
         return results
-
-    async def _poll(self, queue: str, wait: float, visibility: float, receive: Receive) -> Lease | None:
-        """Wait for a message and lease it. If the client disconnects meanwhile, release the message."""
-        taking = asyncio.create_task(self.leases.take(queue, 1, visibility, wait))
-        leaving = asyncio.create_task(_left(receive))
-        try:
-            await asyncio.wait((taking, leaving), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone = leaving.done()
-            leaving.cancel()
-            if not taking.done():
-                taking.cancel()
-        try:
-            leases = await taking
-        except asyncio.CancelledError:
-            if gone:
-                return None
-            raise
-        if gone:
-            await self.leases.release(leases)
-            return None
-        return leases[0] if leases else None
 
     async def _delete_message(self, queue: str, message_id: str, scope: Scope, send: Send) -> None:
         token = parse_token(get_header(scope, b"x-lease-token"))
@@ -312,9 +291,3 @@ def create_app(
     return MqApp(
         backend, token=token, body_limit=body_limit, visibility=visibility_timeout, additions=additions, reaps=reaps
     )
-
-
-async def _left(receive: Receive) -> None:
-    """Wait until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -7,10 +7,14 @@ restart it asks the backend for the lease again. Such a lease ends only when it 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
+from qworker.asgi.interface import Receive, wait_for_disconnect
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported
+from qworker.kit.task_groups import run_until
+from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Lease, SettleAction, Settlement
 
 __all__ = ["ClientLeases", "parse_token"]
@@ -48,6 +52,13 @@ class ClientLeases:
             self._held[lease.message.queue, lease.message.id] = lease
         return leases
 
+    async def take_unless_disconnected(
+        self, receive: Receive, queue: str, limit: int, visibility: float, timeout: float
+    ) -> list[Lease]:
+        """Take messages as `take` does. If the client disconnects meanwhile, release them and return none."""
+        taking = self.take(queue, limit, visibility, timeout)
+        return await run_until(partial(wait_for_disconnect, receive), taking, self.release) or []
+
     async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
         """Return the lease with this token, or None if it is lost."""
         lease = self._held.get((queue, message_id))
@@ -61,12 +72,16 @@ class ClientLeases:
         lease = await self.find(queue, message_id, token)
         if lease is None:
             return None
-        # `extend` blocks, on a network for a long time.
-        if await asyncio.to_thread(self._backend.extend, [lease], visibility):
+        if await self.extend_all([lease], visibility):
             self.forget(queue, message_id)
             return None
         self._held[queue, message_id] = lease
         return lease
+
+    async def extend_all(self, leases: list[Lease], visibility: float) -> list[Lease]:
+        """Extend leases and return the lost ones."""
+        # `Backend.extend` blocks, on a network for a long time.
+        return list(await run_in_thread(BlockingCall.EXTEND, self._backend.extend, leases, visibility))
 
     async def settle(
         self,

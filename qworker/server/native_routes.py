@@ -5,8 +5,8 @@ The OpenAPI document describes them. The name of a queue cannot begin with `-`, 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,11 +17,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qworker import __version__
-from qworker.asgi.interface import BodyTooLarge, Disconnected, get_number, read_body
+from qworker.asgi.interface import BodyTooLarge, Disconnected, get_number, read_body, wait_for_disconnect
 from qworker.backend import Backend
 from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
 from qworker.kit.parts import PAGE_BYTES
-from qworker.message import Draft, Lease, Query, Selection, Settlement, State, StoredMessage
+from qworker.kit.task_groups import run_until
+from qworker.message import Draft, Query, Selection, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
@@ -177,29 +178,8 @@ class NativeRoutes:
         if not wait:
             leases = await self._leases.take(queue, limit, visibility)
         else:
-            polled = await self._while_connected(request, self._leases.take(queue, limit, visibility, wait))
-            leases = polled or []
+            leases = await self._leases.take_unless_disconnected(request.receive, queue, limit, visibility, wait)
         return _json([LeaseGrant(lease.message, lease.token, lease.expires_at) for lease in leases])
-
-    async def _while_connected(self, request: Request, work: Awaitable[list[Lease]]) -> list[Lease] | None:
-        """Return the leases, or None if the client disconnects meanwhile. Then the leases are released."""
-        taking = asyncio.ensure_future(work)
-        leaving = asyncio.create_task(_wait_for_disconnect(request))
-        try:
-            await asyncio.wait((taking, leaving), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone = leaving.done()
-            leaving.cancel()
-            if not taking.done():
-                taking.cancel()
-        await asyncio.wait([taking])
-        if taking.cancelled():
-            return None
-        leases = taking.result()
-        if gone and leases:
-            await self._leases.release(leases)
-            return None
-        return leases
 
     async def extend_many(self, request: Request) -> Response:
         """Extend leases."""
@@ -208,7 +188,7 @@ class NativeRoutes:
             raise UsageError("visibility_timeout must be a number of seconds, at most a week")
         leases = [await self._leases.find(h.queue, h.id, h.token) for h in map(validate_lease, wish.leases)]
         known = [lease for lease in leases if lease is not None]
-        lost = {id(lease) for lease in await asyncio.to_thread(self._backend.extend, known, wish.visibility_timeout)}
+        lost = {id(lease) for lease in await self._leases.extend_all(known, wish.visibility_timeout)}
         gone = [number for number, lease in enumerate(leases) if lease is None or id(lease) in lost]
         return _json(
             ExtendResponse(
@@ -251,17 +231,8 @@ class NativeRoutes:
         wish = await self._read(request, WaitRequest)
         for queue in wish.queues:
             check_queue(queue)
-        waiting = asyncio.ensure_future(self._backend.wait(wish.queues, max(0.0, min(wish.timeout, 60.0))))
-        leaving = asyncio.create_task(_wait_for_disconnect(request))
-        try:
-            await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            if not waiting.done():
-                waiting.cancel()
-        await asyncio.wait([waiting])
-        if not waiting.cancelled():
-            waiting.result()
+        waiting = self._backend.wait(wish.queues, max(0.0, min(wish.timeout, 60.0)))
+        await run_until(partial(wait_for_disconnect, request.receive), waiting)
         return Response(status_code=204)
 
     # -- administering -----------------------------------------------------------------------------------------------
@@ -396,8 +367,3 @@ def _convert(value: Mapping[str, Any], kind: type[T]) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise UsageError(f"the body is not valid: {error}") from error
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

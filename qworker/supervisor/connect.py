@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import anyio
+
 from qworker.backend import Backend
-from qworker.errors import BackendUnavailable
+from qworker.errors import BackendError, BackendUnavailable
+from qworker.kit.task_groups import run_until
 from qworker.worker.outage import Outage
 
 __all__ = ["connect"]
@@ -28,32 +31,19 @@ async def connect(
         BackendUnavailable: The backend cannot be reached, and the worker is not to wait.
         BackendError: The backend refuses this user, or is newer than this release: to wait would not help.
     """
-    ending = asyncio.create_task(stopping.wait())
-    try:
-        while not stopping.is_set():
-            attempt = asyncio.create_task(attempt_once())
+    while not stopping.is_set():
+        try:
             # An attempt can last as long as its timeouts. A signal does not wait for them.
-            await asyncio.wait({attempt, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not attempt.done():
-                await _abandon(attempt)
-                return None
-            try:
-                backend = attempt.result()
-            except BackendUnavailable as error:
-                if not waits:
-                    raise
-                await asyncio.wait({ending}, timeout=outage.record_failure(error))
-            else:
+            backend = await run_until(stopping.wait, attempt_once())
+        except BackendError as error:
+            if stopping.is_set():
+                break
+            if not waits or not isinstance(error, BackendUnavailable):
+                raise
+            with anyio.move_on_after(outage.record_failure(error)):
+                await stopping.wait()
+        else:
+            if backend is not None:
                 outage.record_success()
-                return backend
-        return None
-    finally:
-        ending.cancel()
-
-
-async def _abandon(attempt: asyncio.Task[Backend]) -> None:
-    attempt.cancel()
-    await asyncio.wait({attempt})
-    if not attempt.cancelled():
-        # It has ended meanwhile. Its result does not count any more.
-        attempt.exception()
+            return backend
+    return None

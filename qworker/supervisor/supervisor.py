@@ -12,21 +12,26 @@ import random
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
+import anyio
 import structlog
+from anyio.abc import TaskGroup
 
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendError
 from qworker.health.answers import HealthAnswers, WorkerReports
 from qworker.health.endpoint import HttpEndpoint
 from qworker.health.monitor import LoopHeartbeat
+from qworker.kit.task_groups import background_tasks
 from qworker.logs import configure
 from qworker.supervisor.control_socket import WorkerCommand, WorkerReady
 from qworker.supervisor.reexec import deliver_signals
 from qworker.supervisor.run_settings import ExitStatus, RunSettings
 from qworker.supervisor.scaling import Scaler
 from qworker.supervisor.source_watcher import watch_files
+from qworker.supervisor.watcher import run_watcher
 from qworker.supervisor.worker_process import Slot, WorkerProcess
 
 __all__ = ["Supervisor"]
@@ -66,7 +71,7 @@ class Supervisor:
         self._ever_ready = False
         # Whether the status is that of the first process, which could not start.
         self._gave_up = False
-        self._helpers: set[asyncio.Task[None]] = set()
+        self._watchers: TaskGroup | None = None
         self._fleet = WorkerReports(now)
         self._pulse = LoopHeartbeat(now)
 
@@ -105,16 +110,14 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         # The parent process may have blocked them.
         deliver_signals()
-        if self._settings.reload:
-            self._start(self._watch_sources())
-        if self._settings.health is not None:
-            self._start(self._pulse.beat())
-        self._log.info("supervisor_started", workers=list(self._settings.workers))
-        try:
+        async with background_tasks() as self._watchers:
+            if self._settings.reload:
+                self._start(self._watch_sources)
+            if self._settings.health is not None:
+                self._start(self._pulse.beat)
+            self._log.info("supervisor_started", workers=list(self._settings.workers))
             while self._step(loop):
                 await self._sleep()
-        finally:
-            await self._stop_helpers()
         self._log.info("supervisor_stopped", status=int(self._status))
         return self._status
 
@@ -136,11 +139,8 @@ class Supervisor:
             [self._kill_at] if self._kill_at is not None else [s.not_before for s in self._slots if s.process is None]
         )
         pause = min((at - self._now() for at in deadlines), default=None)
-        try:
-            async with asyncio.timeout(None if pause is None else max(pause, 0.01)):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        with anyio.move_on_after(None if pause is None else max(pause, 0.01)):
+            await self._changed.wait()
         self._changed.clear()
 
     def _fill(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
@@ -225,7 +225,7 @@ class Supervisor:
 
     def _on_ready(self, ready: WorkerReady) -> None:
         if not self._ever_ready and self._scaler.least < self._scaler.most:
-            self._start(self._watch_backlog(ready))
+            self._start(partial(self._watch_backlog, ready))
         self._ever_ready = True
 
     def _handle_stop(self) -> None:
@@ -256,29 +256,19 @@ class Supervisor:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    def _start(self, helper: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(helper)
-        self._helpers.add(task)
-        task.add_done_callback(self._on_helper_end)
-
-    def _on_helper_end(self, task: asyncio.Task[None]) -> None:
-        self._helpers.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("watcher_failed", error=repr(error))
-
-    async def _stop_helpers(self) -> None:
-        helpers = list(self._helpers)
-        for helper in helpers:
-            helper.cancel()
-        await asyncio.gather(*helpers, return_exceptions=True)
+    def _start(self, watcher: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        assert self._watchers is not None
+        self._watchers.start_soon(run_watcher, watcher, self._log)
 
     async def _watch_sources(self) -> None:
-        async for names in watch_files():
+        def reload(names: list[str]) -> None:
             self._log.info("worker_reloading", changed=names[:3])
             self._send_all(WorkerCommand.RECYCLE)
             for slot in self._slots:
                 slot.not_before = 0.0
             self._changed.set()
+
+        await watch_files(reload)
 
     async def _watch_backlog(self, ready: WorkerReady) -> None:
         backend = open_backend(ready.url)
@@ -294,7 +284,8 @@ class Supervisor:
                     self._scale(backlog)
                 await asyncio.sleep(max(_LOOK_EVERY_S, (self._now() - began) / _LOOK_SHARE))
         finally:
-            await backend.aclose()
+            with anyio.CancelScope(shield=True):
+                await backend.aclose()
 
     def _scale(self, backlog: int) -> None:
         before = self._scaler.target

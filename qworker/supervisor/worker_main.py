@@ -11,11 +11,11 @@ import os
 import random
 import signal
 import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterator
 from enum import Enum
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import structlog
 
@@ -24,6 +24,7 @@ from qworker.backend import Backend
 from qworker.errors import AppImportError, UsageError
 from qworker.health.endpoint import Endpoint, endpoint_for_worker
 from qworker.health.monitor import Monitor, Reporter
+from qworker.kit.task_groups import background_tasks
 from qworker.logs import configure, show_standard_logging
 from qworker.streams import flush_all
 from qworker.supervisor.connect import connect
@@ -36,6 +37,7 @@ from qworker.supervisor.run_settings import ExitStatus, RunSettings
 from qworker.supervisor.signals import Signals
 from qworker.supervisor.source_watcher import wait_for_change
 from qworker.supervisor.status_dump import format_status
+from qworker.supervisor.watcher import run_watcher
 from qworker.worker import Worker, WorkerOptions, telemetry
 from qworker.worker.outage import Outage
 
@@ -159,7 +161,7 @@ class _WorkerMain:
         if self._control is not None:
             queues = list(self._settings.queues or self._tasks.queue_names())
             self._control.send(WorkerReady(self._tasks.url, queues, self._settings.concurrency))
-        async with self._watching(backend):
+        async with background_tasks(*[partial(run_watcher, watcher, self._log) for watcher in self._watchers(backend)]):
             return await self._worker.run()
 
     def _wants_recycling(self) -> bool:
@@ -233,24 +235,14 @@ class _WorkerMain:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _watching(self, backend: Backend) -> AsyncGenerator[None]:
-        watchers: list[asyncio.Task[None]] = []
+    def _watchers(self, backend: Backend) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
         if telemetry.observe_queues(self._watch.queues) or self._settings.health is not None:
-            watchers.append(asyncio.create_task(self._watch.pulse.beat()))
-            watchers.append(asyncio.create_task(self._watch.sample(backend, self._worker.queues)))
+            yield self._watch.pulse.beat
+            yield partial(self._watch.sample, backend, self._worker.queues)
         if self._settings.max_memory_mb is not None:
-            watchers.append(asyncio.create_task(watch_memory(self._settings.max_memory_mb, self._drain_to_recycle)))
+            yield partial(watch_memory, self._settings.max_memory_mb, self._drain_to_recycle)
         if self._settings.reload and self._control is None:
-            watchers.append(asyncio.create_task(watch_sources(self._drain_to_recycle)))
-        try:
-            yield
-        finally:
-            for watcher in watchers:
-                watcher.cancel()
-            for outcome in await asyncio.gather(*watchers, return_exceptions=True):
-                if isinstance(outcome, Exception):
-                    self._log.error("watcher_failed", error=repr(outcome))
+            yield partial(watch_sources, self._drain_to_recycle)
 
 
 def _options(settings: RunSettings) -> WorkerOptions:

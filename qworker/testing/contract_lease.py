@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+from collections.abc import Awaitable
 
+import anyio
 import pytest
 
 from qworker.errors import InvalidName, UsageError
@@ -240,21 +242,49 @@ class LeasingContract(Contract):
     async def test_a_lease_that_is_cancelled_as_a_message_arrives_holds_none(self, case: Case) -> None:
         await case.backend.create(case.queue)
         for turns in range(20):
-            call = asyncio.create_task(case.backend.lease(case.queue, 3, case.long, 20.0))
-            await case.until_waiting(call)
-            (message_id,) = await case.publish(b"x")
-            await self.cancel_after(turns, call, case)
-            await wait_until(functools.partial(self.is_ready, case, message_id))
-            (lease,) = await wait_until(case.lease)
-            assert lease.message.tries == 0
-            assert await case.settle(lease, SettleAction.ACK)
+            await self.cancel_as_a_message_arrives(turns, case, None)
+
+    async def test_a_lease_in_a_scope_that_is_cancelled_holds_no_message(self, case: Case) -> None:
+        # anyio cancels again in each turn of the loop, also while the call cleans up.
+        await case.publish(b"1", b"2", b"3")
+        for turns in range(20):
+            scope = anyio.CancelScope()
+            call = asyncio.create_task(self.lease_in(scope, case.lease(3)))
+            await self.cancel_after(turns, call, case, scope)
+        assert (await case.counts())[:2] == (3, 0)
+
+    async def test_a_lease_in_a_scope_that_is_cancelled_as_a_message_arrives_holds_none(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        for turns in range(20):
+            await self.cancel_as_a_message_arrives(turns, case, anyio.CancelScope())
+
+    async def cancel_as_a_message_arrives(self, turns: int, case: Case, scope: anyio.CancelScope | None) -> None:
+        """Cancel a call that waits, some turns of the loop after a message arrived. Check that the message is ready."""
+        lease = case.backend.lease(case.queue, 3, case.long, 20.0)
+        call = asyncio.create_task(lease if scope is None else self.lease_in(scope, lease))
+        await case.until_waiting(call)
+        (message_id,) = await case.publish(b"x")
+        await self.cancel_after(turns, call, case, scope)
+        await wait_until(functools.partial(self.is_ready, case, message_id))
+        (found,) = await wait_until(case.lease)
+        assert found.message.tries == 0
+        assert await case.settle(found, SettleAction.ACK)
 
     @staticmethod
-    async def cancel_after(turns: int, call: asyncio.Task[list[Lease]], case: Case) -> None:
-        """Cancel a call after some turns of the loop. Release the leases that it got before."""
+    async def lease_in(scope: anyio.CancelScope, lease: Awaitable[list[Lease]]) -> list[Lease]:
+        """Return the leases of a call, or none if the scope was cancelled."""
+        with scope:
+            return await lease
+        return []
+
+    @staticmethod
+    async def cancel_after(
+        turns: int, call: asyncio.Task[list[Lease]], case: Case, scope: anyio.CancelScope | None = None
+    ) -> None:
+        """Cancel a call or its scope after some turns of the loop. Release the leases that it got before."""
         for _ in range(turns):
             await asyncio.sleep(0)
-        call.cancel()
+        (scope or call).cancel()
         await asyncio.wait([call])
         if not call.cancelled():
             assert await case.backend.settle(case.settlements(call.result(), SettleAction.RELEASE)) == []

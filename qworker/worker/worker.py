@@ -18,7 +18,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import anyio
 import msgspec
@@ -29,6 +29,7 @@ from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import UsageError
+from qworker.kit.task_groups import background_tasks
 from qworker.logs import WorkerLog
 from qworker.worker import telemetry
 from qworker.worker.delivery import Delivery, Observer, RunningMessage, WorkerCounts
@@ -168,14 +169,9 @@ class Worker:
         loops = self._start(backend, lifespan_value)
         finished = False
         try:
-            async with anyio.create_task_group() as group:
-                for loop in loops.background():
-                    group.start_soon(loop)
+            async with background_tasks(*loops.background()):
                 await loops.feeder.run()
                 finished = await self._finish(loops)
-                group.cancel_scope.cancel()
-        except BaseExceptionGroup as errors:
-            raise _first_error(errors) from None
         finally:
             with anyio.CancelScope(shield=True):
                 await self._stop(loops)
@@ -270,11 +266,3 @@ def _running_message(delivery: Delivery, now: float) -> RunningMessage:
         lease_remaining=delivery.expires - now,
         progress_text=None if delivery.context is None else delivery.context.progress_text,
     )
-
-
-def _first_error(error: BaseException) -> BaseException:
-    """Return the first error of a group of groups: the one that ended the worker."""
-    if isinstance(error, BaseExceptionGroup):
-        errors = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
-        return _first_error(errors[0])
-    return error

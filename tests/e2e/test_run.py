@@ -76,7 +76,7 @@ def enqueue(*calls: tuple[str, list[Any]], delay: float = 0.0) -> list[str]:
     """Enqueue calls from this process, without paying for one more."""
     from qworker import Draft
     from qworker.backend.registry import open_backend
-    from qworker.enqueue.portal import Portal
+    from qworker.enqueue.portal import run_blocking
 
     async def publish() -> list[str]:
         backend = open_backend("file://./spool")
@@ -87,7 +87,7 @@ def enqueue(*calls: tuple[str, list[Any]], delay: float = 0.0) -> list[str]:
         finally:
             await backend.aclose()
 
-    return Portal().run(publish(), instead="nothing")
+    return run_blocking(publish(), instead="nothing")
 
 
 def names(folder: Path, state: str) -> list[str]:

@@ -14,6 +14,7 @@ from qworker.cli.top.history_rates import HistoryRates
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.health.probe import fetch_page
+from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.logs import one_line
 from qworker.message import Query, QueueStats, State
 from qworker.url import mask
@@ -202,7 +203,10 @@ class Sampler:
     async def _ask_workers(self) -> tuple[list[_HealthCounts], str | None]:
         """Return the counts of the health ports, and the reason why the first one fails, if one does."""
         answers = await asyncio.gather(
-            *(asyncio.to_thread(fetch_page, where, "/stats", _HEALTH_PATIENCE_S) for where in self._health)
+            *(
+                run_in_thread(BlockingCall.PROBE, fetch_page, where, "/stats", _HEALTH_PATIENCE_S)
+                for where in self._health
+            )
         )
         found: list[_HealthCounts] = []
         problem: str | None = None

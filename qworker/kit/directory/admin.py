@@ -9,6 +9,7 @@ from typing import Any
 
 from qworker.kit.directory.browser import MessageFile, QueueBrowser
 from qworker.kit.files import remove_whole_tree
+from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Selection
 
 __all__ = ["remove_queue", "remove_selected"]
@@ -64,5 +65,5 @@ async def remove_queue(path: str, hidden: str, root: int) -> bool:
         os.rename(path, hidden, src_dir_fd=root, dst_dir_fd=root)
     except FileNotFoundError:
         return False
-    await asyncio.to_thread(remove_whole_tree, hidden, root)
+    await run_in_thread(BlockingCall.DELETE, remove_whole_tree, hidden, root)
     return True

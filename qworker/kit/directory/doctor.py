@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import os
@@ -18,6 +17,7 @@ from qworker.kit.file_system import NETWORK, FileSystem
 from qworker.kit.files import link_file, make_fifo
 from qworker.kit.linux import CREATE, MOUNTINFO, add_inotify_watch, open_inotify, parse_inotify_events
 from qworker.kit.store_errors import FULL, store_error
+from qworker.kit.threads import BlockingCall, run_in_thread
 
 __all__ = ["Attempt", "examine_directory", "try_fifo", "try_link"]
 
@@ -40,7 +40,7 @@ async def examine_directory(path: str | os.PathLike[str], more: Iterable[tuple[s
         path: An absolute path, which may not exist.
         more: Checks in addition to those for every directory.
     """
-    return await asyncio.to_thread(_run_checks, os.fspath(path), [*_ATTEMPTS, *more])
+    return await run_in_thread(BlockingCall.CHECK, _run_checks, os.fspath(path), [*_ATTEMPTS, *more])
 
 
 def _run_checks(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:

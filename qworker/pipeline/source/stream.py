@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from qworker.backend import Backend
 from qworker.backend.offers import Follower, follower_of
 from qworker.backend.registry import open_backend
-from qworker.enqueue.portal import Portal
+from qworker.enqueue.portal import run_blocking
 from qworker.errors import NotSupported, QworkerError
 from qworker.message import OUTCOMES, Lease, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline.source.options import ReadOptions
@@ -87,7 +87,6 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._queue = options.queue
         self._last: str | None = None
         # Only on the driver, after the first call. It is never pickled for the tasks.
-        self._portal: Portal | None = None
         self._opened: Follower | None = None
         # With availableNow: the end of the log when the query started.
         self._target: str | None = None
@@ -105,9 +104,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._opened = follower
             return await question(self._opened)
 
-        if self._portal is None:
-            self._portal = Portal()
-        return self._portal.run(asked(), instead=_INSTEAD)
+        return run_blocking(asked(), instead=_INSTEAD)
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
         """Return where a new query starts."""
@@ -253,7 +250,6 @@ class _BatchLeases:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._portal = Portal()
         self._backend: Backend = open_backend(options.url)
         self._batches: dict[int, list[Lease]] = {}
         # It prevents a lease from being settled and extended at the same time.
@@ -265,7 +261,7 @@ class _BatchLeases:
         self._left: int | None = None
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._portal.run(coroutine, instead=_INSTEAD)
+        return run_blocking(coroutine, instead=_INSTEAD)
 
     def _keep(self) -> None:
         while not self._ended.wait(self._options.visibility / 3):

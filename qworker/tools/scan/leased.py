@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.backend.scan_source import ExitCodes, ProgramOutcome, QueuePaused, ScanError, ScanItem, ScanOptions
-from qworker.enqueue.portal import Portal
+from qworker.enqueue.portal import run_blocking
 from qworker.errors import BackendUnavailable
 from qworker.kit.directory.missing import require_directory
 from qworker.message import Lease, SettleAction, Settlement
@@ -48,7 +48,6 @@ class LeasedSource:
             fail_tmp=111 if options.fail_tmp is None else options.fail_tmp,
             fail_perm=100 if options.fail_perm is None else options.fail_perm,
         )
-        self._portal = Portal()
         self.backend: Backend = open_backend(url)
         require_directory(self.backend.directory, queue)
 
@@ -59,7 +58,7 @@ class LeasedSource:
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the backend."""
-        return self._portal.run(coroutine, instead="the backend's own methods")
+        return run_blocking(coroutine, instead="the backend's own methods")
 
     def work(self, say: Callable[[str], None]) -> Iterator[ScanItem]:
         """Yield the ready messages. Each is yielded once, however soon it is ready again."""
