@@ -16,7 +16,7 @@ from qworker.testing.wait_until import wait_until
 from tests.support.processes import Process, started
 from tests.support.waiting import PATIENCE, let_pass
 
-__all__ = ["Load", "under_load"]
+__all__ = ["APP", "Load", "under_load"]
 
 APP = """
 import os, time
@@ -121,10 +121,16 @@ class Load:
 
 @asynccontextmanager
 async def under_load(
-    folder: Path, url: str, queues: Sequence[str] = ("work",), *, workers: int = 1, loop: str = "auto"
+    folder: Path,
+    url: str,
+    queues: Sequence[str] = ("work",),
+    *,
+    workers: int = 1,
+    loop: str = "auto",
+    app: str = APP,
 ) -> AsyncIterator[tuple[Load, Process]]:
     """Run workers and publishers until the block ends. The workers must then end well, having started once."""
-    (folder / "app.py").write_text(APP)
+    (folder / "app.py").write_text(app)
     backend = open_backend(url)
     load = Load(folder, backend, queues)
     command = ("run", "app:tasks", "--url", url, "--log-format", "json", "-w", str(workers), "--loop", loop)
