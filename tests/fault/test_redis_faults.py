@@ -1,11 +1,11 @@
-"""Lost replies of Redis, restarts, full memory, cancelled calls: no message is lost or runs twice because of them."""
+"""Lost replies of Redis, restarts, full memory: no message is lost or runs twice because of them."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,8 +18,7 @@ from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settle
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker_redis import RedisBackend
-from qworker_redis.keys import queue_key
-from tests.support.depth import DEPTH
+from tests.fault.loops import both_loops
 from tests.support.proxy import LossyProxy
 from tests.support.servers import PROGRAMS, RedisServer
 from tests.support.waiting import let_pass
@@ -46,24 +45,6 @@ def lossy(seed: int, share: float) -> Any:
     return lambda data: b"proto" not in data and b"redis_version" not in data and draw.random() < share
 
 
-async def test_500_publishes_store_500_when_answers_are_lost(server: RedisServer) -> None:
-    async with LossyProxy(str(server.socket), lossy(1, 0.2)) as proxy:
-        backend = open_backend(proxy.url("?retry_timeout=50"))
-
-        async def some(first: int) -> list[str]:
-            bodies = range(first, first + 50)
-            return [(await backend.publish(QUEUE, [Draft(body=b"%d" % n)]))[0] for n in bodies]
-
-        ids = [i for many in await asyncio.gather(*[some(n) for n in range(0, 500, 50)]) for i in many]
-        await backend.aclose()
-        assert proxy.resets > 10
-    direct = open_backend(server.url)
-    stored = await list_messages(direct, QUEUE, Query(State.READY))
-    await direct.aclose()
-    assert sorted(s.message.id for s in stored) == sorted(ids)
-    assert sorted(int(s.message.body) for s in stored) == list(range(500))
-
-
 @pytest.mark.parametrize(
     "drafts",
     [
@@ -85,8 +66,8 @@ async def test_what_ran_before_its_publish_is_repeated_is_not_stored_again(
             def lose(data: bytes) -> bool:
                 if proxy.resets:
                     return False
-                assert client.hlen(queue_key(QUEUE, "msg").decode()) == 2 + len(drafts)
-                client.delete(*(queue_key(QUEUE, part).decode() for part in ("msg", "ready", "keys")))
+                assert client.hlen(f"{{qworker:{QUEUE}}}:msg") == 2 + len(drafts)
+                client.delete(*(f"{{qworker:{QUEUE}}}:{part}" for part in ("msg", "ready", "keys")))
                 return True
 
             proxy.lose = lose
@@ -100,6 +81,7 @@ async def test_what_ran_before_its_publish_is_repeated_is_not_stored_again(
             await backend.aclose()
 
 
+@both_loops
 async def test_every_message_runs_once_and_every_ack_counts_when_answers_are_lost(server: RedisServer) -> None:
     direct = open_backend(server.url)
     await direct.publish(QUEUE, [Draft(body=b"%d" % n) for n in range(200)])
@@ -133,6 +115,7 @@ async def until_counted(backend: Any, ready: int) -> Any:
     return await wait_until(counted)
 
 
+@both_loops
 async def test_a_settlement_whose_answer_was_lost_may_be_repeated_by_its_caller(server: RedisServer) -> None:
     async with LossyProxy(str(server.socket)) as proxy:
         backend = open_backend(proxy.url("?retry_timeout=0.1&timeout=20"))
@@ -163,6 +146,7 @@ async def test_a_settlement_whose_answer_was_lost_may_be_repeated_by_its_caller(
         await direct.aclose()
 
 
+@both_loops
 async def test_a_silent_network_is_noticed_and_left(server: RedisServer) -> None:
     async with LossyProxy(str(server.socket)) as proxy:
         backend = open_backend(proxy.url("?timeout=0.5&retry_timeout=50"))
@@ -201,6 +185,7 @@ async def test_nobody_is_there_says_so_at_once() -> None:
     await backend.aclose()
 
 
+@both_loops
 async def test_flushed_scripts_are_taught_again(server: RedisServer) -> None:
     backend = open_backend(server.url)
     with server.client() as client:
@@ -216,6 +201,7 @@ async def test_flushed_scripts_are_taught_again(server: RedisServer) -> None:
     await backend.aclose()
 
 
+@both_loops
 async def test_a_restart_under_load_loses_nothing() -> None:
     with RedisServer(appendonly="yes", appendfsync="always") as server:
         backend = open_backend(server.url + "?retry_timeout=50")
@@ -262,62 +248,6 @@ async def test_a_restart_under_load_loses_nothing() -> None:
         assert accepted - finished == set()
         assert finished - accepted == set()
         await backend.aclose()
-
-
-async def test_2000_cancelled_calls_lose_nothing_and_mix_nothing_up(server: RedisServer) -> None:
-    backend = open_backend(server.url)
-    other = open_backend(server.url)
-    draw = random.Random(4)
-    asked: list[str] = []
-    confirmed: set[str] = set()
-    held: set[str] = set()
-    acked: set[str] = set()
-    await backend.create(QUEUE)
-
-    async def publish() -> None:
-        name = f"m{len(asked)}"
-        asked.append(name)
-        assert await backend.publish(QUEUE, [Draft(body=name.encode(), id=name)]) == [name]
-        confirmed.add(name)
-
-    async def work(lease: Callable[[], Awaitable[list[Lease]]]) -> None:
-        leases = await lease()
-        held.update(lease.message.id for lease in leases)
-        assert all(lease.message.body == lease.message.id.encode() for lease in leases)
-        assert await backend.settle(acks(leases)) == []
-        acked.update(lease.message.id for lease in leases)
-
-    async def count() -> None:
-        assert (await backend.stats(QUEUE)).queue == QUEUE
-
-    for _ in range(2000 * DEPTH):
-        kind = draw.randrange(5)
-        if kind <= 1:
-            call = asyncio.create_task(publish())
-        elif kind == 2:
-            call = asyncio.create_task(work(lambda: backend.lease(QUEUE, 2, LONG)))
-        elif kind == 3:
-            call = asyncio.create_task(work(lambda: backend.lease(QUEUE, 2, LONG, 0.05)))
-        else:
-            call = asyncio.create_task(count())
-        for _ in range(draw.randrange(12)):
-            await asyncio.sleep(0)
-        if draw.random() < 0.5:
-            await let_pass(draw.random() * 0.002)
-        call.cancel()
-        await asyncio.wait([call])
-        if not call.cancelled():
-            assert call.exception() is None, call.exception()
-    await backend.aclose()
-    with server.client() as client:
-        await wait_until(lambda: len(client.client_list()) <= 2)
-    stored = {s.message.id: s.state for state in State for s in await list_messages(other, QUEUE, Query(state))}
-    assert stored.keys() <= set(asked)
-    assert acked & stored.keys() == set()
-    assert confirmed - stored.keys() - held == set()
-    # What a cancelled lease had claimed is not held by anyone.
-    assert {name for name, state in stored.items() if state is State.LEASED} <= held
-    await other.aclose()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -395,6 +325,7 @@ async def test_a_server_that_may_evict_queues_is_refused(server: RedisServer, po
     await backend.aclose()
 
 
+@both_loops
 async def test_a_stopped_server_delays_and_loses_nothing(server: RedisServer) -> None:
     backend = open_backend(server.url + "?timeout=0.3&retry_timeout=50")
     await backend.publish(QUEUE, [Draft(body=b"0")])

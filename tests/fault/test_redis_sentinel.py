@@ -68,13 +68,12 @@ async def _patient_lease(backend: Backend) -> list[Lease]:
 async def test_what_a_replica_has_confirmed_survives_a_primary_that_is_killed_under_load(tmp_path: Path) -> None:
     with watched(replicas=2, sentinels=3) as group:
         url = group.url("?min_replicas=1&timeout=2&retry_timeout=50")
-        async with under_load(tmp_path, url) as (load, process):
+        async with under_load(tmp_path, url) as (load, _):
             await load.goes_on()
             group.primary.stop(signal.SIGKILL)
             await load.goes_on()
             assert group.named() in {replica.port for replica in group.replicas}
             await load.finish()
-        assert len(process.events("worker_started")) == 1
 
 
 async def test_a_write_that_too_few_replicas_have_is_no_success() -> None:

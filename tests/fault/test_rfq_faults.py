@@ -22,6 +22,7 @@ from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.rfq import RfqBackend
+from tests.fault.loops import both_loops
 from tests.support.proxy import LossyProxy
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import let_pass
@@ -89,6 +90,7 @@ async def test_200_publishes_store_200_when_answers_are_lost(server: RedisServer
     assert [int(row.message.body) for row in stored] == list(range(200))
 
 
+@both_loops
 async def test_every_message_runs_once_and_every_ack_counts_when_answers_are_lost(
     server: RedisServer, direct: Backend
 ) -> None:
@@ -113,6 +115,7 @@ async def test_every_message_runs_once_and_every_ack_counts_when_answers_are_los
         assert client.keys("rfq:work:[bnm]*") == []
 
 
+@both_loops
 async def test_cancelled_calls_lose_nothing(direct: Backend, server: RedisServer) -> None:
     ids = await direct.publish(TOPIC, [Draft(body=b"x") for _ in range(20)])
     other = open_backend(direct.describe())

@@ -1,12 +1,31 @@
-"""A TCP proxy before a Redis that loses answers: by resetting connections, and by going silent."""
+"""A TCP proxy before a Redis that loses answers and requests: by resetting connections, and by going silent."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Callable
+from enum import Enum
 from typing import Self
 
-__all__ = ["LossyProxy"]
+__all__ = ["Fate", "LossyProxy", "random_fates"]
+
+
+class Fate(Enum):
+    """What becomes of some bytes, and of their connection."""
+
+    PASS = "they are passed on"
+    RESET = "they are lost, and the connection is reset"
+    CUT = "the first half is passed on, and the connection is reset"
+    SILENCE = "they are lost, and so is all that follows, in both directions: a black hole"
+
+
+def random_fates(seed: int, share: float) -> Callable[[bytes], Fate]:
+    """Return a function that lets a share of what passes go wrong. A black hole is rarer, because it takes time."""
+    draw = random.Random(seed)
+    faults = [Fate.RESET, Fate.CUT, Fate.RESET, Fate.CUT, Fate.RESET, Fate.SILENCE]
+    return lambda _: draw.choice(faults) if draw.random() < share else Fate.PASS
 
 
 class LossyProxy:
@@ -15,10 +34,16 @@ class LossyProxy:
     Args:
         path: the server's socket.
         lose: called for each answer of the server: True resets the connection instead of passing it on.
+
+    Attributes:
+        fate: called for all bytes in both directions.
+        fates: how often each fate has been met.
     """
 
     def __init__(self, path: str, lose: Callable[[bytes], bool] = lambda _: False) -> None:
         self.lose = lose
+        self.fate: Callable[[bytes], Fate] = lambda _: Fate.PASS
+        self.fates: Counter[Fate] = Counter()
         self.port = 0
         self.resets = 0
         self.silent = False
@@ -61,8 +86,9 @@ class LossyProxy:
             writer.transport.abort()
             return
         self._pairs |= {writer, server_writer}
-        onward = asyncio.ensure_future(self._forward(reader, server_writer, answers=False))
-        back = asyncio.ensure_future(self._forward(server_reader, writer, answers=True))
+        hole = asyncio.Event()
+        onward = asyncio.ensure_future(self._forward(reader, server_writer, hole, answers=False))
+        back = asyncio.ensure_future(self._forward(server_reader, writer, hole, answers=True))
         await asyncio.wait([onward, back], return_when=asyncio.FIRST_COMPLETED)
         for each in (writer, server_writer):
             each.transport.abort()
@@ -71,16 +97,28 @@ class LossyProxy:
             task.cancel()
         await asyncio.gather(onward, back, return_exceptions=True)
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hole: asyncio.Event, *, answers: bool
+    ) -> None:
         try:
             while data := await reader.read(65536):
-                if self.silent:
+                if self.silent or hole.is_set():
                     # Taken, and never heard of again.
                     continue
+                self.fates[fate := self.fate(data)] += 1
+                if fate is Fate.SILENCE:
+                    hole.set()
+                    continue
+                if fate is Fate.RESET:
+                    return
+                if fate is Fate.CUT:
+                    data = data[: len(data) // 2]
                 if answers and self.lose(data):
                     self.resets += 1
                     return
                 writer.write(data)
                 await writer.drain()
+                if fate is Fate.CUT:
+                    return
         except ConnectionError:
             return
