@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Metric, multiprocess
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -62,7 +63,9 @@ def format_metrics(workers: WorkerCollector, *, own_metrics: bool, accept: str =
     if own_metrics:
         registry.register(REGISTRY)
     elif os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        # The class has no type hints.
+        add_shared_metrics: Any = multiprocess.MultiProcessCollector
+        add_shared_metrics(registry)
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
