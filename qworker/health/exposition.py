@@ -63,8 +63,9 @@ def format_metrics(workers: WorkerCollector, *, own_metrics: bool, accept: str =
     if own_metrics:
         registry.register(REGISTRY)
     elif os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        collect: Any = multiprocess.MultiProcessCollector
-        collect(registry)
+        # The class has no type hints.
+        add_shared_metrics: Any = multiprocess.MultiProcessCollector
+        add_shared_metrics(registry)
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
