@@ -30,4 +30,5 @@ async def watch_memory(limit_mb: float, recycle: Callable[[str], None]) -> None:
 
 async def watch_sources(recycle: Callable[[str], None]) -> None:
     """Call `recycle` with the reason whenever source files change."""
-    await watch_files(lambda names: recycle(f"changed: {', '.join(names[:3])}"))
+    async for names in watch_files():
+        recycle(f"changed: {', '.join(names[:3])}")

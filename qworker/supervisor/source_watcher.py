@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 
-import anyio
 import watchfiles
 
-from qworker.kit.task_groups import background_tasks
 from qworker.url import working_directory
 
 __all__ = ["wait_for_change", "watch_files"]
 
 _DEBOUNCE_MS = 200
+# watchfiles waits in a thread, and anyio does not cancel it. So the end of the process waits for this too.
+_LONGEST_WAIT_MS = 200
 
 
-async def watch_files(changed: Callable[[list[str]], None]) -> None:
-    """Call `changed` with the Python files under the working directory that have changed, until cancelled."""
-    stop = anyio.Event()
-
-    async def stop_with_the_block() -> None:
-        # watchfiles waits for its thread, which anyio does not cancel. It returns for this event, or after 5 s.
-        try:
-            await anyio.sleep_forever()
-        finally:
-            stop.set()
-
-    async with background_tasks(stop_with_the_block):
-        await _watch(changed, stop)
-
-
-async def _watch(changed: Callable[[list[str]], None], stop: anyio.Event) -> None:
+async def watch_files() -> AsyncIterator[list[str]]:
+    """Yield the Python files under the working directory that have changed, batch by batch."""
     here = working_directory()
     # trio, which is not installed, leaves a hole in its type.
     async for batch in watchfiles.awatch(  # pyright: ignore[reportUnknownMemberType]
         here,
         watch_filter=watchfiles.PythonFilter(),
         debounce=_DEBOUNCE_MS,
-        stop_event=stop,
+        rust_timeout=_LONGEST_WAIT_MS,
         ignore_permission_denied=True,
     ):
-        changed(_names(batch, here))
+        yield _names(batch, here)
 
 
 def wait_for_change() -> list[str]:

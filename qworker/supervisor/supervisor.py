@@ -261,14 +261,12 @@ class Supervisor:
         self._watchers.start_soon(run_watcher, watcher, self._log)
 
     async def _watch_sources(self) -> None:
-        def reload(names: list[str]) -> None:
+        async for names in watch_files():
             self._log.info("worker_reloading", changed=names[:3])
             self._send_all(WorkerCommand.RECYCLE)
             for slot in self._slots:
                 slot.not_before = 0.0
             self._changed.set()
-
-        await watch_files(reload)
 
     async def _watch_backlog(self, ready: WorkerReady) -> None:
         backend = open_backend(ready.url)

@@ -12,6 +12,7 @@ import uvloop
 
 from qworker.kit.task_groups import background_tasks, run_until
 from qworker.testing.wait_until_blocked import wait_until_blocked
+from tests.support.waiting import give_turns
 
 T = TypeVar("T")
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -24,6 +25,8 @@ def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[Any]], Any]:
     def running(test: Callable[[], Awaitable[None]]) -> None:
         async def checked() -> bool:
             await test()
+            # What is cancelled ends in the next turn.
+            await give_turns(2)
             return asyncio.all_tasks() == {asyncio.current_task()}
 
         with asyncio.Runner(loop_factory=request.param) as runner:
@@ -57,6 +60,7 @@ def test_the_result_of_the_work_ends_the_wait_for_the_end(run):
     async def test() -> None:
         ends: list[str] = []
         assert await run_until(partial(forever, ends), give("done")) == "done"
+        await give_turns(2)
         assert ends == ["forever"]
 
     run(test)
@@ -126,6 +130,7 @@ def test_a_cancelled_caller_is_cancelled_and_a_result_that_it_misses_is_undone(r
             await asyncio.sleep(0)
         racing.cancel()
         await asyncio.wait([racing])
+        await give_turns(2)
         assert ends == ["forever"]
         # With the cancellation in the same turn the future has its result, but the work never sees it.
         received = [] if racing.cancelled() else [racing.result()]
@@ -142,6 +147,7 @@ def test_a_cancellation_of_the_caller_is_no_end(run):
         racing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await racing
+        await give_turns(2)
         assert sorted(ends) == ["forever", "work"]
 
     run(test)
@@ -170,8 +176,19 @@ def test_the_error_of_the_work_is_raised_with_its_cause_and_in_no_group(run):
         cause = ValueError("the cause")
         with pytest.raises(Failed) as raised:
             await run_until(partial(forever, ends), fail(cause))
+        await give_turns(2)
         assert raised.value.__cause__ is cause
         assert ends == ["forever"]
+
+    run(test)
+
+
+def test_an_end_that_fails_cancels_the_work_and_its_error_is_raised(run):
+    async def test() -> None:
+        ends: list[str] = []
+        with pytest.raises(Failed):
+            await run_until(fail, forever(ends, "work"))
+        assert ends == ["work"]
 
     run(test)
 
