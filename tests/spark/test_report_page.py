@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from markupsafe import Markup
 
+from qworker.cli.main import main
+from qworker.errors import MissingExtra
 from qworker.pipeline.report import page
 from qworker.pipeline.report.format import format_count, format_rate, format_seconds
 from qworker.pipeline.report.model import (
@@ -20,7 +25,7 @@ from qworker.pipeline.report.model import (
     TimeStep,
     WorkerShare,
 )
-from qworker.pipeline.report.plots import Series, line_chart, nice_ceiling
+from qworker.pipeline.report.plots import Series, format_text, line_chart, nice_ceiling
 from tests.spark.browser import colours, document
 
 pytestmark = pytest.mark.timeout(300)
@@ -96,6 +101,31 @@ def test_a_page_names_no_other_place() -> None:
 def test_a_page_of_nothing_is_a_page() -> None:
     empty = msgspec.structs.replace(made("x"), queues=[], tasks=[], failures=[], workers=[], moments=[], depths=[])
     assert page(empty).endswith("</html>\n")
+
+
+def test_text_on_the_page_has_no_control_characters_and_keeps_its_lines() -> None:
+    text = page(made("a\x1b[31m\nb\x00\ud800"))
+    assert "a?[31m\nb??</td>" in text
+    assert not set(text) & {"\x1b", "\x00", "\ud800"}
+    assert format_text(Markup("<b>\x1b</b>")) == "<b>\x1b</b>"
+
+
+def test_only_the_page_needs_jinja_and_says_so_before_the_report_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = (
+        "import sys; sys.modules['jinja2'] = sys.modules['markupsafe'] = None\n"
+        "import qworker.pipeline.jobs.replay\n"
+        "from qworker.errors import MissingExtra\n"
+        "from qworker.pipeline.report import page, report\n"
+        "try: page(None)\n"
+        "except MissingExtra as error: print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout == f"{MissingExtra('spark', 'the page of a report')}\n"
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["pipeline", "report", str(tmp_path / "nowhere"), "--html", str(tmp_path / "report.html")]) == 2
+    assert capsys.readouterr().err == f"qworker: {MissingExtra('spark', 'qworker pipeline report --html')}\n"
 
 
 def test_a_line_is_broken_where_there_is_no_value() -> None:

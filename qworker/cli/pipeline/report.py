@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from qworker.cli.options import Command, json_option
 from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.duration import parse_duration
-from qworker.errors import UsageError
+from qworker.errors import MissingExtra, UsageError
 from qworker.names import check_queue
 from qworker.pipeline.spark.paths import absolute_url
 
@@ -60,6 +61,8 @@ def command(
       qworker pipeline report file://./spool thumbs --json
     """
     begin, end = parse_time(since), parse_time(until)
+    if html is not None and importlib.util.find_spec("jinja2") is None:
+        raise MissingExtra("spark", "qworker pipeline report --html")
     with session("report", master, conf) as work:
         from qworker.pipeline.inputs import is_queue_url
         from qworker.pipeline.report import page, report

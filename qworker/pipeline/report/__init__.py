@@ -9,11 +9,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.errors import UsageError
+from qworker.extras import not_installed
 from qworker.pipeline.inputs import is_queue_url, read_snapshot
 from qworker.pipeline.report import aggregations
 from qworker.pipeline.report.event_points import clip, event_points
 from qworker.pipeline.report.model import Report
-from qworker.pipeline.report.page import page
 from qworker.pipeline.timelines import MESSAGE_COLUMNS, timeline_points
 from qworker.url import mask
 
@@ -54,6 +54,19 @@ def report(
         return _measured(everything, mask(source), now, since, until)
     finally:
         everything.unpersist()
+
+
+def page(report: Report) -> str:
+    """Return a report as one HTML page.
+
+    Raises:
+        MissingExtra: Jinja is not installed. Images of Spark do not have it, and only this function needs it.
+    """
+    try:
+        from qworker.pipeline.report.html import render
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "the page of a report") from error
+    return render(report)
 
 
 def _before(trace: DataFrame, until: float) -> DataFrame:

@@ -13,6 +13,7 @@ __all__ = [
     "format_seconds",
     "format_time",
     "queue_rows",
+    "step_rows",
     "task_rows",
     "worker_rows",
 ]
@@ -108,4 +109,13 @@ def worker_rows(report: Report) -> Table:
     headings = ["worker", "runs", "failed runs", "busy"]
     return headings, [
         [w.worker, format_count(w.runs), format_count(w.failed), format_seconds(w.busy_s)] for w in report.workers
+    ]
+
+
+def step_rows(report: Report) -> Table:
+    """Return the counts of each step of time."""
+    headings = ["step", "enqueued", "done", "failed", "tried again"]
+    return headings, [
+        [format_time(m.at), *(format_count(n) for n in (m.enqueued, m.done, m.failed, m.retried))]
+        for m in report.moments
     ]

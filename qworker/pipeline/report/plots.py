@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from qworker.pipeline.report.markup import element, text
+from markupsafe import Markup
 
-__all__ = ["Bar", "Range", "Series", "bar_chart", "line_chart", "nice_ceiling", "range_chart"]
+from qworker.names import printable
+
+__all__ = ["Bar", "Range", "Series", "bar_chart", "format_text", "line_chart", "nice_ceiling", "range_chart"]
 
 Unit = Callable[[float], str]
 
@@ -46,20 +48,20 @@ class Bar(NamedTuple):
     parts: Sequence[float]
 
 
-def line_chart(name: str, times: Sequence[float], series: Sequence[Series], unit: Unit) -> str:
+def line_chart(name: str, times: Sequence[float], series: Sequence[Series], unit: Unit) -> Markup:
     """Draw lines over time, with a scale, a legend if there are several, and the values at the pointer."""
     top = nice_ceiling(max((v for one in series for v in one.values if v is not None), default=0.0))
     xs = _positions(times)
     parts = [_grid(top, unit), _time_axis(times, xs)]
     parts += [
-        element("path", d=_path(xs, one.values, top), class_=f"line c{i % COLOURS}") for i, one in enumerate(series)
+        _element("path", d=_path(xs, one.values, top), class_=f"line c{i % COLOURS}") for i, one in enumerate(series)
     ]
     parts.append(_tooltip(times, xs, series, unit))
     chart = _svg(name, _HEIGHT, parts)
     return _figure(name, chart, [one.name for one in series] if len(series) > 1 else [])
 
 
-def range_chart(name: str, rows: Sequence[Range], unit: Unit) -> str:
+def range_chart(name: str, rows: Sequence[Range], unit: Unit) -> Markup:
     """Draw a bar from low to high and a dot at the middle in each row, on a logarithmic scale."""
     values = [v for row in rows for v in (row.low, row.middle, row.high) if v > 0]
     low = math.floor(math.log10(min(values))) if values else -3
@@ -74,13 +76,13 @@ def range_chart(name: str, rows: Sequence[Range], unit: Unit) -> str:
     parts = [_vertical_line(x(10.0**power), height, unit(10.0**power)) for power in range(low, high + 1)]
     for i, row in enumerate(rows):
         y = _TOP + _ROW * (i + 0.5)
-        shape = element("line", x1=x(row.low), x2=max(x(row.high), x(row.low) + 1), y1=y, y2=y, class_="range c0")
-        dot = element("circle", cx=x(row.middle), cy=y, r=4, class_="dot c0")
+        shape = _element("line", x1=x(row.low), x2=max(x(row.high), x(row.low) + 1), y1=y, y2=y, class_="range c0")
+        dot = _element("circle", cx=x(row.middle), cy=y, r=4, class_="dot c0")
         parts.append(_row(row.label, y, f"{unit(row.low)} · {unit(row.middle)} · {unit(row.high)}", shape + dot))
     return _figure(name, _svg(name, height, parts), [])
 
 
-def bar_chart(name: str, parts_of: Sequence[str], rows: Sequence[Bar], unit: Unit) -> str:
+def bar_chart(name: str, parts_of: Sequence[str], rows: Sequence[Bar], unit: Unit) -> Markup:
     """Draw the parts of each row next to one another, on a scale from 0."""
     top = nice_ceiling(max((sum(row.parts) for row in rows), default=0.0))
     width = _WIDTH - _LABELS - _RIGHT
@@ -89,14 +91,21 @@ def bar_chart(name: str, parts_of: Sequence[str], rows: Sequence[Bar], unit: Uni
     for i, row in enumerate(rows):
         y = _TOP + _ROW * (i + 0.5)
         x = float(_LABELS)
-        shapes = ""
+        shapes = Markup()
         for j, value in enumerate(row.parts):
             length = width * value / top
-            shapes += element("rect", x=x, y=y - 8, width=length, height=16, class_=f"bar c{j % COLOURS}")
+            shapes += _element("rect", x=x, y=y - 8, width=length, height=16, class_=f"bar c{j % COLOURS}")
             x += length
         words = ", ".join(f"{unit(value)} {what}" for what, value in zip(parts_of, row.parts, strict=True))
         parts.append(_row(row.label, y, words, shapes))
     return _figure(name, _svg(name, height, parts), parts_of if len(parts_of) > 1 else [])
+
+
+def format_text(value: object) -> str:
+    """Return a value as text without control characters except line ends. Markup is returned unchanged."""
+    if isinstance(value, Markup):
+        return value
+    return "\n".join(printable(line) for line in str(value).split("\n"))
 
 
 def nice_ceiling(value: float) -> float:
@@ -117,17 +126,34 @@ def _ticks(top: float) -> list[float]:
 # -- the pieces -------------------------------------------------------------------------------------------------------
 
 
-def _figure(name: str, chart: str, legend: Sequence[str]) -> str:
-    keys = "".join(
-        element("li", element("span", "", class_=f"key c{i % COLOURS}"), text(one)) for i, one in enumerate(legend)
+def _element(name: str, *content: str, **attributes: str | float) -> Markup:
+    """Return one element.
+
+    Args:
+        name: Its name, which must not be foreign text.
+        content: Text, which is escaped, and markup.
+        attributes: The attributes, which are escaped. `class_` is `class`, and `aria_label` is `aria-label`. Numbers
+            are shortened.
+    """
+    pairs = Markup().join(
+        Markup(' {}="{}"').format(
+            key.rstrip("_").replace("_", "-"),
+            value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip("."),
+        )
+        for key, value in attributes.items()
     )
-    return element(
-        "figure", element("figcaption", text(name)), element("ul", keys, class_="legend") if keys else "", chart
+    return Markup("<{0}{1}>{2}</{0}>").format(name, pairs, Markup().join(map(format_text, content)))
+
+
+def _figure(name: str, chart: Markup, legend: Sequence[str]) -> Markup:
+    keys = [_element("li", _element("span", class_=f"key c{i % COLOURS}"), one) for i, one in enumerate(legend)]
+    return _element(
+        "figure", _element("figcaption", name), _element("ul", *keys, class_="legend") if keys else "", chart
     )
 
 
-def _svg(name: str, height: float, parts: Sequence[str]) -> str:
-    return element("svg", *parts, viewBox=f"0 0 {_WIDTH} {height:g}", role="img", aria_label=name)
+def _svg(name: str, height: float, parts: Sequence[Markup]) -> Markup:
+    return _element("svg", *parts, viewBox=f"0 0 {_WIDTH} {height:g}", role="img", aria_label=name)
 
 
 def _positions(times: Sequence[float]) -> list[float]:
@@ -155,34 +181,34 @@ def _path(xs: Sequence[float], values: Sequence[float | None], top: float) -> st
     return "".join(commands)
 
 
-def _grid(top: float, unit: Unit) -> str:
-    parts: list[str] = []
+def _grid(top: float, unit: Unit) -> Markup:
+    parts: list[Markup] = []
     for value in _ticks(top):
         y = _y_position(value, top)
-        parts.append(element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
-        parts.append(element("text", text(unit(value)), x=_LEFT - 6, y=y + 4, class_="end"))
-    return "".join(parts)
+        parts.append(_element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
+        parts.append(_element("text", unit(value), x=_LEFT - 6, y=y + 4, class_="end"))
+    return Markup().join(parts)
 
 
-def _vertical_line(x: float, height: float, label: str) -> str:
+def _vertical_line(x: float, height: float, label: str) -> Markup:
     """Draw a line of a scale below the rows."""
-    line = element("line", x1=x, x2=x, y1=_TOP, y2=height - _BOTTOM, class_="grid")
-    return line + element("text", text(label), x=x, y=height - _BOTTOM + 16, class_="mid")
+    line = _element("line", x1=x, x2=x, y1=_TOP, y2=height - _BOTTOM, class_="grid")
+    return line + _element("text", label, x=x, y=height - _BOTTOM + 16, class_="mid")
 
 
-def _row(label: str, y: float, words: str, shapes: str) -> str:
+def _row(label: str, y: float, words: str, shapes: Markup) -> Markup:
     shown = label if len(label) <= 32 else label[:31] + "…"
-    name = element("text", text(shown), x=_LABELS - 8, y=y + 4, class_="end")
-    return element("g", element("title", text(f"{label}: {words}")), name, shapes)
+    name = _element("text", shown, x=_LABELS - 8, y=y + 4, class_="end")
+    return _element("g", _element("title", f"{label}: {words}"), name, shapes)
 
 
-def _time_axis(times: Sequence[float], xs: Sequence[float]) -> str:
+def _time_axis(times: Sequence[float], xs: Sequence[float]) -> Markup:
     if not times:
-        return ""
+        return Markup()
     shown = _time_format(times[-1] - times[0])
     every = max(1, math.ceil(len(times) / 7))
-    return "".join(
-        element("text", text(_moment(times[i], shown)), x=xs[i], y=_HEIGHT - _BOTTOM + 18, class_="mid")
+    return Markup().join(
+        _element("text", _moment(times[i], shown), x=xs[i], y=_HEIGHT - _BOTTOM + 18, class_="mid")
         for i in range(0, len(times), every)
         if xs[i] < _WIDTH - _RIGHT - 20 or i == 0
     )
@@ -198,16 +224,16 @@ def _moment(at: float, shown: str) -> str:
     return datetime.fromtimestamp(at, UTC).strftime(shown)
 
 
-def _tooltip(times: Sequence[float], xs: Sequence[float], series: Sequence[Series], unit: Unit) -> str:
+def _tooltip(times: Sequence[float], xs: Sequence[float], series: Sequence[Series], unit: Unit) -> Markup:
     """Draw an invisible strip for each time that shows its values."""
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(times) - 1)
-    strips: list[str] = []
+    strips: list[Markup] = []
     for i, at in enumerate(times):
         told = [f"{one.name}: {unit(v)}" for one in series if (v := one.values[i]) is not None]
-        words = element("title", text("\n".join([_moment(at, "%Y-%m-%d %H:%M:%S UTC"), *told])))
+        words = _element("title", "\n".join([_moment(at, "%Y-%m-%d %H:%M:%S UTC"), *told]))
         strips.append(
-            element(
+            _element(
                 "rect", words, x=xs[i] - step / 2, y=_TOP, width=step, height=_HEIGHT - _TOP - _BOTTOM, class_="hover"
             )
         )
-    return "".join(strips)
+    return Markup().join(strips)
