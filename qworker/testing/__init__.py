@@ -2,7 +2,7 @@
 
 This package is a pytest plugin. `pytest_plugins = ["qworker.testing"]` in the top `conftest.py` enables the fixtures of
 `qworker.testing.plugin`. `pytest -p qworker.testing --qworker-url URL` runs the contract suite against a backend. Both
-need pytest and pytest-asyncio. The rest of qworker does not import this package.
+need the extra `testing`: pytest and pytest-asyncio. The rest of qworker does not import this package.
 """
 
 from __future__ import annotations

@@ -13,21 +13,28 @@ The suite also runs without a file: `pytest -p qworker.testing --qworker-url min
 
 The classes have no `Test` prefix, so that only subclasses are collected. If a backend cannot keep a rule, it declares
 this in `Backend.deviations`, by the names of `qworker.testing.rules.RULES`. Then the suite proves the deviation.
+
+It needs the extra `testing`. Without it, the import raises `MissingExtra`.
 """
 
 from __future__ import annotations
 
-from qworker.testing.contract_admin import AdministeringContract
-from qworker.testing.contract_browse import BrowsingContract
-from qworker.testing.contract_bulk import BulkContract
-from qworker.testing.contract_history import HistoryContract
-from qworker.testing.contract_lease import LeasingContract
-from qworker.testing.contract_parts import PartingContract
-from qworker.testing.contract_publish import PublishingContract
-from qworker.testing.contract_reap import ReapingContract
-from qworker.testing.contract_retention import KeepingContract
-from qworker.testing.contract_settle import SettlingContract
-from qworker.testing.contract_wait import WaitingContract
+from qworker.extras import not_installed
+
+try:
+    from qworker.testing.contract_admin import AdministeringContract
+    from qworker.testing.contract_browse import BrowsingContract
+    from qworker.testing.contract_bulk import BulkContract
+    from qworker.testing.contract_history import HistoryContract
+    from qworker.testing.contract_lease import LeasingContract
+    from qworker.testing.contract_parts import PartingContract
+    from qworker.testing.contract_publish import PublishingContract
+    from qworker.testing.contract_reap import ReapingContract
+    from qworker.testing.contract_retention import KeepingContract
+    from qworker.testing.contract_settle import SettlingContract
+    from qworker.testing.contract_wait import WaitingContract
+except ModuleNotFoundError as error:
+    raise not_installed(error, "the contract suite") from error
 
 __all__ = ["BackendContract"]
 

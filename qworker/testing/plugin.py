@@ -12,7 +12,7 @@ import pytest
 from qworker.app import Tasks
 from qworker.backend.registry import open_backend
 from qworker.duration import parse_duration
-from qworker.errors import QworkerError, UsageError
+from qworker.errors import MissingExtra, QworkerError, UsageError
 from qworker.testing.clock import FakeClock
 from qworker.testing.helpers import in_memory
 
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if url is None:
         return
     if not config.pluginmanager.hasplugin("asyncio"):
-        raise pytest.UsageError("the contract suite needs pytest-asyncio: pip install pytest-asyncio")
+        raise pytest.UsageError(str(MissingExtra("testing", "the contract suite")))
     try:
         open_backend(url)
     except QworkerError as error:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
+
+from qworker.errors import MissingExtra
 
 pytest_plugins = ["pytester"]
 
@@ -167,6 +172,23 @@ def test_a_wrong_url_is_one_line(pytester: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: no backend is installed for 'nowhere:'. Installed: *"])
     assert "Traceback" not in result.stderr.str()
+
+
+def test_without_the_extra_the_suite_says_in_one_line_what_to_install(pytester: pytest.Pytester) -> None:
+    missing = str(MissingExtra("testing", "the contract suite"))
+    result = run(pytester, "-p", "no:asyncio", "-p", "qworker.testing", "--qworker-url", "memory://mine")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stderr.lines == [f"ERROR: {missing}", ""]
+    for module in ("pytest", "pytest_asyncio"):
+        program = (
+            f"import sys; sys.modules[{module!r}] = None\n"
+            "from qworker.errors import MissingExtra\n"
+            "import qworker.testing\n"
+            "try: import qworker.testing.contract\n"
+            "except MissingExtra as error: print(error)\n"
+        )
+        told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert told.stdout == f"{missing}\n"
 
 
 def test_the_tick_of_the_suite_is_a_duration(pytester: pytest.Pytester) -> None:
