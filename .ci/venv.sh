@@ -102,7 +102,7 @@ for name in wanted:
     print("\n".join(group(name)))
 if os.environ["LOWEST"]:
     for need in [*project["dependencies"], *(need for needs in extras.values() for need in needs)]:
-        name, lowest = re.match(r"([\w.-]+)>=([\w.]+)", need).groups()
+        name, lowest = re.match(r"([\w.-]+)(?:\[[\w,-]+\])?>=([\w.]+)", need).groups()
         print(f"{name}=={lowest}")
 PYTHON
 }

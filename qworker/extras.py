@@ -15,7 +15,6 @@ EXTRAS = {
     "uvicorn": "http",
     "httptools": "http",
     "h11": "http",
-    "jinja2": "http",
     "prometheus_client": "metrics",
     "opentelemetry": "metrics",
     "textual": "tui",
@@ -23,6 +22,10 @@ EXTRAS = {
     "pyspark": "spark",
     "pyarrow": "spark",
     "pandas": "spark",
+    "jinja2": "spark",
+    "markupsafe": "spark",
+    "pytest": "testing",
+    "pytest_asyncio": "testing",
 }
 
 
