@@ -31,10 +31,8 @@ UNDECLARED = {
 NOT_IMPORTED = {
     # PySpark's `DataFrame.mapInArrow` raises an error without it.
     "pandas",
-    # uvicorn's protocol, which qworker.server extends, imports it.
+    # uvicorn's protocol, which qworker.asgi extends, imports it.
     "httptools",
-    # Only tests import it.
-    "redis",
 }
 
 
