@@ -21,6 +21,7 @@ from qworker.message import Query, State, StoredMessage
 from qworker.pipeline.jobs.load import load
 from qworker.worker import Worker, WorkerOptions
 from tests.spark.killing import Killer, jvm
+from tests.support.servers import RedisServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -225,6 +226,19 @@ def test_the_same_load_again_doubles_nothing_and_says_so(spark: SparkSession, ur
     assert len(kwargs_in(url)) == 90
     assert len(rejected(spark, rejects)) == 10
     assert not list(rejects.glob(".staged*"))
+
+
+def test_a_redis_has_each_row_of_a_load_once_and_a_worker_runs_it(spark: SparkSession, tmp_path: Path) -> None:
+    with RedisServer() as server:
+        tasks, calls = make_app(server.url)
+        for partitions, loaded in ((3, False), (2, True)):
+            rows, rejects = mixed(spark, 60, partitions), str(tmp_path / "rejects")
+            result = load(
+                spark, rows, server.url, None, "thumb", {"path": "path"}, app=tasks, name="j", rejects=rejects
+            )
+            assert (result.enqueued, result.rejected, result.already_loaded) == (54, 6, loaded)
+        work_off(tasks)
+    assert sorted(path for path, _, _ in calls) == sorted(f"f{n}" for n in range(60) if n % 10 != 3)
 
 
 def test_a_load_whose_task_processes_are_killed_is_exact_in_the_queue_and_in_the_rejects(

@@ -12,6 +12,7 @@ from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.stream import ConsumingReader
 from qworker.testing.wait_until import wait_until
 from tests.spark.stores import ask, bodies, count, file_url, publish
+from tests.support.servers import RedisServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -114,6 +115,23 @@ def test_what_a_failed_batch_had_is_given_back_and_comes_again(spark: SparkSessi
     # Spark plans the failed batch again: it is empty, and its messages are in the next one.
     assert sorted(sink.rows) == [b"1", b"2"]
     assert (count(url, State.READY), count(url, State.LEASED)) == (0, 0)
+
+
+def test_a_redis_is_consumed_and_a_failed_batch_comes_again(spark: SparkSession, tmp_path: Path) -> None:
+    with RedisServer() as server:
+        publish(server.url, [b"1", b"2"])
+        broken = Sink()
+        with pytest.raises(Exception, match="the sink is broken"):
+            stream(spark, server.url, broken.fail, tmp_path / "checkpoint")
+        assert sorted(broken.rows) == [b"1", b"2"]
+        # Spark ends the query before the process of its reader.
+        ask(server.url, lambda backend: wait_until(lambda: ready_again(backend)))
+        publish(server.url, [b"3", b"4", b"5"])
+        sink = Sink()
+        stream(spark, server.url, sink.take, tmp_path / "checkpoint", max_messages="3")
+        assert sorted(sink.rows) == [b"1", b"2", b"3", b"4", b"5"]
+        assert max(map(len, sink.batches.values())) == 3
+        assert (count(server.url, State.READY), count(server.url, State.LEASED)) == (0, 0)
 
 
 # -- without Spark: its calls, in its order, and what comes between them -----------------------------------------------
