@@ -128,12 +128,24 @@ async def under_load(
     workers: int = 1,
     loop: str = "auto",
     app: str = APP,
+    worker_url: str | None = None,
 ) -> AsyncIterator[tuple[Load, Process]]:
     """Run workers and publishers until the block ends. The workers must then end well, having started once."""
     (folder / "app.py").write_text(app)
     backend = open_backend(url)
     load = Load(folder, backend, queues)
-    command = ("run", "app:tasks", "--url", url, "--log-format", "json", "-w", str(workers), "--loop", loop)
+    command = (
+        "run",
+        "app:tasks",
+        "--url",
+        worker_url or url,
+        "--log-format",
+        "json",
+        "-w",
+        str(workers),
+        "--loop",
+        loop,
+    )
     with started(folder, *command, env={"LOAD_QUEUES": ",".join(queues)}) as process:
         await asyncio.to_thread(process.event, "worker_started", workers)
         load.start()
