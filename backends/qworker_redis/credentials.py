@@ -38,7 +38,7 @@ class _CallableProvider(CredentialProvider):
 
 def _checked(found: object) -> tuple[str] | tuple[str, str]:
     match found:
-        case str(password):
+        case str(password) | (str(password),):
             return (password,)
         case (str(user), str(password)):
             return (user, password)
@@ -63,7 +63,10 @@ def credential_provider(url: BackendURL) -> CredentialProvider | None:
         return None
     made: Any = found() if inspect.isclass(found) and issubclass(found, CredentialProvider) else found
     if isinstance(made, CredentialProvider):
-        return made
+        if type(made).get_credentials_async is not CredentialProvider.get_credentials_async:
+            return made
+        # redis-py would call it on the event loop, with a warning for each connection.
+        made = made.get_credentials
     if not callable(made):
         raise InvalidURL(f"{url.masked}: the credential_provider must be {_WHAT} (got {type(made).__name__})")
     return _CallableProvider(made)
