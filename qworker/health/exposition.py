@@ -66,7 +66,11 @@ def format_metrics(workers: WorkerCollector, *, own_metrics: bool, accept: str =
         # The class has no type hints.
         add_shared_metrics: Any = multiprocess.MultiProcessCollector
         add_shared_metrics(registry)
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except ValueError:
+        # A version in the header is not a number.
+        encode, content_type = choose_encoder("")
     return encode(registry), content_type
 
 
