@@ -158,6 +158,7 @@ def test_openmetrics_is_served_to_who_asks_for_it() -> None:
     with served(lambda: [report(counts=[counts])], own=True) as server:
         head, _, body = raw(server, request % accept).partition(b"\r\n\r\n")
         plain = raw(server, request % b"")
+        odd = raw(server, request % b"Accept: application/openmetrics-text;version=new\r\n")
     assert b"\r\ncontent-type: application/openmetrics-text; version=1.0.0; charset=utf-8" in head
     families = {family.name: family for family in parser.text_string_to_metric_families(body.decode())}
     assert families["messaging_client_consumed_messages"].samples[0].value == 3
@@ -165,6 +166,7 @@ def test_openmetrics_is_served_to_who_asks_for_it() -> None:
     assert "python_info" in families
     assert b"\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n" in plain
     assert b"# EOF" not in plain
+    assert b"\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n" in odd
 
 
 def test_metrics_that_an_app_shares_between_processes_are_on_the_page_of_the_supervisor(
