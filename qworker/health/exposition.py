@@ -68,7 +68,7 @@ def format_metrics(workers: WorkerCollector, *, own_metrics: bool, accept: str =
         add_shared_metrics(registry)
     try:
         encode, content_type = choose_encoder(accept)
-    except ValueError:
+    except (TypeError, ValueError):
         # A version in the header is not a number.
         encode, content_type = choose_encoder("")
     return encode(registry), content_type
