@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import structlog
@@ -299,7 +299,8 @@ class ConnectionPool:
     def _lender_of(self, address: Address) -> Lender:
         lender = self._lenders.get(address)
         if lender is None:
-            lender = self._lenders[address] = Lender(address, self._options.timeout, self._connect)
+            opens = partial(connect, self._options, address)
+            lender = self._lenders[address] = Lender(address, self._options.timeout, opens, self._check)
         return lender
 
     async def _discover(self, slot: int) -> Address:
@@ -322,27 +323,12 @@ class ConnectionPool:
         self._discovering = None
         ignore_result(task)
 
-    async def _connect(self, lender: Lender) -> Connection:
-        closed = self._closed
-        connection = await connect(self._options, lender.address)
-        try:
-            if not lender.is_checked:
-                await self._check(lender, connection)
-        except BaseException:
-            await connection.close(wait=True)
-            raise
-        if self._closed != closed:
-            await connection.close()
-            raise ConnectionLost("this backend was closed", sent=False)
-        return connection
-
-    async def _check(self, lender: Lender, connection: Connection) -> None:
+    async def _check(self, connection: Connection) -> None:
         info = await read_server_info(connection)
         require_safe(info)
         if self._options.mode == "sentinel":
             require_primary(info)
         self.server_info = info
-        lender.is_checked = True
 
 
 def ignore_result(future: asyncio.Future[Any]) -> None:

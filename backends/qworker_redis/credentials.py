@@ -30,7 +30,7 @@ class _CallableProvider(CredentialProvider):
         return _checked(self._source())
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        if inspect.iscoroutinefunction(self._source):
+        if inspect.iscoroutinefunction(self._source) or inspect.iscoroutinefunction(type(self._source).__call__):
             return _checked(await self._source())
         # It may ask a server or read a file.
         return _checked(await asyncio.to_thread(self._source))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import cast
 
 from qworker.errors import BackendError, QworkerError
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.url import BackendURL
 from qworker_redis.connection import Connection, connect, pack
+from qworker_redis.lender import Lender
 from qworker_redis.options import Options
 from qworker_redis.scripts import ScriptSet
 from qworker_redis.server_info import ServerInfo, read_server_info, require_safe
@@ -27,7 +29,8 @@ async def check_server(url: BackendURL, scripts: ScriptSet) -> list[Check]:
     options = Options.parse(url)
     try:
         address = await make_topology(options).discover(queue_slot("queues"))
-        connection = await connect(options, address)
+        lender = Lender(address, options.timeout, partial(connect, options, address))
+        connection = await lender.take()
     except QworkerError:
         return []
     try:
@@ -44,7 +47,8 @@ async def check_server(url: BackendURL, scripts: ScriptSet) -> list[Check]:
     except BackendError as error:
         return [Check("redis", CheckStatus.BROKEN, str(error), "see the server's log")]
     finally:
-        await connection.close(wait=True)
+        lender.give(connection)
+        await lender.aclose()
 
 
 def _version(info: ServerInfo) -> Check:

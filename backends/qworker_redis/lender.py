@@ -33,18 +33,25 @@ class Lender:
         address: The server.
         timeout: Seconds for an answer.
         connect: Opens a connection.
+        check: Refuses a server on which queues are not safe. It gets the first connection, also after each failure.
 
     Attributes:
         spin_wait: Decides whether small calls poll.
-        is_checked: Whether queues are safe on this server. This is unknown after each failure.
     """
 
-    def __init__(self, address: Address, timeout: float, connect: Callable[[Lender], Awaitable[Connection]]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        timeout: float,
+        connect: Callable[[], Awaitable[Connection]],
+        check: Callable[[Connection], Awaitable[None]] | None = None,
+    ) -> None:
         self.address = address
         self.spin_wait = SpinWait()
-        self.is_checked = False
         self._timeout = timeout
         self._connect = connect
+        self._check = check
+        self._is_checked = check is None
         self._idle: list[Connection] = []
         # All open connections, lent or idle, and those of them that commands block on.
         self._open: set[Connection] = set()
@@ -90,7 +97,7 @@ class Lender:
     async def _connect_one(self) -> Connection:
         self._opening += 1
         try:
-            connection = await self._connect(self)
+            return await self._connect_and_check()
         except BackendError as error:
             # The calls that wait would only find the same, one after another.
             self._fail_waiting(error)
@@ -100,9 +107,27 @@ class Lender:
             raise
         finally:
             self._opening -= 1
+
+    async def _connect_and_check(self) -> Connection:
+        connection = await self._connect()
+        if self._is_closed:
+            await connection.close(wait=True)
+            raise ConnectionLost(_CLOSED, sent=False)
+        # From now on its deadlines are watched, also those of the check.
         self._open.add(connection)
         if self._watch is None:
             self._start_watch()
+        if self._check is not None and not self._is_checked:
+            try:
+                await self._check(connection)
+            except BaseException as error:
+                self._open.discard(connection)
+                await connection.close(wait=True)
+                if isinstance(error, ConnectionLost):
+                    # What was sent is not the call of the caller.
+                    raise ConnectionLost(str(error), sent=False) from error
+                raise
+            self._is_checked = True
         return connection
 
     async def _wait_for_idle(self) -> None:
@@ -145,7 +170,7 @@ class Lender:
 
     async def drop_idle(self, *, wait: bool = False) -> None:
         """End the idle connections: the server failed, or is not the primary any more. For `wait` see `Connection`."""
-        self.is_checked = False
+        self._is_checked = self._check is None
         idle, self._idle = self._idle, []
         self._open.difference_update(idle)
         await asyncio.gather(*[connection.close(wait=wait) for connection in idle])

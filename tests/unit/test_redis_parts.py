@@ -299,7 +299,7 @@ async def test_a_lost_connection_fails_its_call_and_is_not_lent_again() -> None:
 async def test_silence_ends_a_connection() -> None:
     async with said(b"") as connection:
 
-        async def opened(_lender: Lender) -> Connection:
+        async def opened() -> Connection:
             return connection
 
         lender = Lender(connection.address, 0.5, opened)
