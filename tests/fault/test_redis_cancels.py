@@ -165,8 +165,10 @@ class Calls:
         assert await self._backend.settle([Settlement(lease=lease, action=action) for lease in leases]) == []
         if action is SettleAction.ACK:
             self.acked.update(bodies)
-        for body in bodies:
-            self.unsettled.pop(body)
+        for body, lease in zip(bodies, leases, strict=True):
+            # Another call may have leased a message that was released, before the answer to its release was read.
+            if self.unsettled.get(body) is lease:
+                del self.unsettled[body]
 
     async def extend(self) -> None:
         assert await asyncio.to_thread(self._backend.extend, self._held, LONG) == []
