@@ -116,6 +116,8 @@ class Ledger:
             fold(*row[1:])
 
     def _lease(self, expires: float, token: int, cursor: int, places: list[int]) -> None:
+        # A row that does not fit fails here, before it has changed anything.
+        expires, token, cursor, places = expires + 0, token + 0, cursor + 0, [place + 0 for place in places]
         for place in places:
             entry = self._entry(place)
             entry.state, entry.at, entry.token = State.LEASED, expires, token

@@ -5,7 +5,7 @@ import struct
 import zlib
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qworker.kit.segments.format import Header, decode_header, encode_header, frame, position, salvage, scan, split
@@ -101,6 +101,8 @@ ROWS = st.lists(st.lists(st.none() | st.booleans() | st.integers(0, 2**93) | st.
 
 
 @given(ROWS)
+@example([[1, None, None, None, "0"]])
+@example([[1, None, None, None, [0]]])
 @settings(deadline=None)
 def test_rows_that_no_qworker_wrote_break_nothing(rows: list[list[object]]) -> None:
     ledger = Ledger()
