@@ -22,7 +22,7 @@ from qworker.history.store import HistoryOptions, HistoryStore, parse_position, 
 from qworker.names import check_queue, printable
 from qworker_redis.connection import Argument, pack
 from qworker_redis.connections import ConnectionPool
-from qworker_redis.error_replies import Redirected, Reply
+from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
 from qworker_redis.keys import queue_key
 from qworker_redis.topology import queue_slot
 
@@ -97,8 +97,13 @@ class RedisHistory(HistoryStore):
             payloads: list[bytes] = []
             while self._waiting and self._waiting[0][0] == queue and len(payloads) < _MOST_SENT:
                 payloads.append(self._waiting.popleft()[1])
-            # After a failure it is unknown which of them are stored. A record must not appear twice, so they are lost.
-            replies = await self._pool.send_once(queue_slot(queue), self._commands(queue, payloads))
+            try:
+                replies = await self._pool.send_once(queue_slot(queue), self._commands(queue, payloads))
+            except BackendUnavailable as error:
+                # If they were sent, it is unknown which of them are stored, and a record must not appear twice.
+                if not (isinstance(error, ConnectionLost) and error.sent):
+                    self._waiting.extendleft((queue, payload) for payload in reversed(payloads))
+                raise
             self._check(replies[: len(payloads)])
 
     def _commands(self, queue: str, payloads: Sequence[bytes]) -> list[bytes]:

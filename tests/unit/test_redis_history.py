@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -113,3 +114,25 @@ async def test_events_are_kept_while_the_server_is_away_and_a_store_that_refused
     assert [event.at for event in await read_all(backend, QUEUE)] == [5.0]
     await other.aclose()
     await backend.aclose()
+
+
+async def test_events_that_could_not_be_sent_to_a_server_that_has_just_gone_are_stored_when_it_is_back() -> None:
+    with RedisServer() as server:
+        backend = open_backend(server.url)
+        await backend.create(QUEUE)
+        (lender,) = backend._pool._lenders.values()
+        connections = tuple(lender._idle)
+
+        async def are_lost() -> bool:
+            return not any([await connection.is_usable() for connection in connections])
+
+        server.stop(signal.SIGKILL)
+        await wait_until(are_lost)
+        backend.history.append([batch(1)])
+        await wait_until(lambda: backend.history._sending is None)
+        server.start()
+        # It keeps nothing on disk.
+        await backend.create(QUEUE)
+        backend.history.append([batch(2)])
+        assert [event.at for event in await wait_until(lambda: read_all(backend, QUEUE))] == [1.0, 2.0]
+        await backend.aclose()
