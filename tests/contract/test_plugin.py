@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from qworker.errors import MissingExtra
+from tests.support.missing_modules import output_without
 
 pytest_plugins = ["pytester"]
 
@@ -181,14 +179,12 @@ def test_without_the_extra_the_suite_says_in_one_line_what_to_install(pytester: 
     assert result.stderr.lines == [f"ERROR: {missing}", ""]
     for module in ("pytest", "pytest_asyncio"):
         program = (
-            f"import sys; sys.modules[{module!r}] = None\n"
             "from qworker.errors import MissingExtra\n"
             "import qworker.testing\n"
             "try: import qworker.testing.contract\n"
             "except MissingExtra as error: print(error)\n"
         )
-        told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        assert told.stdout == f"{missing}\n"
+        assert output_without((module,), program) == f"{missing}\n"
 
 
 def test_the_tick_of_the_suite_is_a_duration(pytester: pytest.Pytester) -> None:
