@@ -25,7 +25,9 @@ class Certificates:
         self.ca = folder / "ca.pem"
         self.server = folder / "server.pem"
         self.client = folder / "client.pem"
-        _openssl("-subj", "/CN=authority", "-keyout", _key_of(self.ca), "-out", self.ca)
+        # Python 3.13 requires that an authority says what its key is for.
+        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        _openssl("-subj", "/CN=authority", *usage, "-keyout", _key_of(self.ca), "-out", self.ca)
         for certificate, name in ((self.server, address), (self.client, "DNS:client")):
             signed = ("-CA", self.ca, "-CAkey", _key_of(self.ca), "-subj", f"/CN={certificate.stem}")
             extensions = ("-addext", f"subjectAltName={name}", "-addext", "basicConstraints=critical,CA:FALSE")
