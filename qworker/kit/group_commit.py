@@ -98,15 +98,12 @@ class GroupCommit:
             # Later in this turn of the loop, so that other requests of the same turn are included.
             self._running = True
             self._loop.call_soon(self._start_round)
-        cancelled: asyncio.CancelledError | None = None
-        while not request.done.done():
-            try:
-                await asyncio.shield(request.done)
-            except asyncio.CancelledError as error:
-                # The thread uses the descriptors: they must stay open until it is done with them.
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        try:
+            await asyncio.shield(request.done)
+        except asyncio.CancelledError:
+            # The thread uses the descriptors: they must stay open until it is done with them.
+            await _wait_although_cancelled(request.done)
+            raise
         if request.error is not None:
             raise request.error
 
@@ -162,6 +159,18 @@ class GroupCommit:
             self._rounds.put(None)
             self._thread.join()
             self._thread = None
+
+
+async def _wait_although_cancelled(done: asyncio.Future[None]) -> None:
+    from anyio import CancelScope
+
+    # A cancelled scope of anyio would cancel this wait again in each turn of the loop.
+    with CancelScope(shield=True):
+        while not done.done():
+            try:
+                await asyncio.shield(done)
+            except asyncio.CancelledError:
+                continue
 
 
 def _each(requests: list[_Request], step: Callable[[int], None]) -> None:
