@@ -145,15 +145,14 @@ class RedisLeaser:
         arguments, claimant, void = self._request(min(limit, BATCH), visibility)
         try:
             _, reply = await self._waiter.block(queue_slot(queue), [queue], seconds, [void, *arguments])
-        except Redirected:
-            await asyncio.sleep(REDIRECTION_PAUSE)
-            return []
-        except ReadTimeout:
-            self._store.start_task(self._undo(queue, claimant, void, visibility))
-            return []
-        except (ConnectionLost, asyncio.CancelledError) as error:
+        except (BackendError, asyncio.CancelledError) as error:
+            # Whatever is wrong with the wait, the lease that was sent after it may have been carried out.
             await self._start_undo(error, self._undo(queue, claimant, void, visibility))
-            raise
+            if isinstance(error, Redirected):
+                await asyncio.sleep(REDIRECTION_PAUSE)
+            elif not isinstance(error, ReadTimeout):
+                raise
+            return []
         if reply is None:
             return await self.lease(queue, limit, visibility)
         return await self._read(queue, reply)
@@ -196,8 +195,17 @@ class RedisLeaser:
             return []
         self._empty.pop(queue, None)
         leases, damaged = self._parse(queue, reply)
-        for name, claim, reason in damaged:
-            await self._move_to_failed(queue, name, claim, reason)
+        try:
+            for name, claim, reason in damaged:
+                await self._move_to_failed(queue, name, claim, reason)
+        except BackendError as error:
+            # A damaged message stays leased until its lease expires. The others must run.
+            if not leases:
+                raise
+            self._log.warning("lease_release_failed", queue=queue, error=str(error))
+        except asyncio.CancelledError:
+            await self._release(leases)
+            raise
         return leases
 
     async def _move_to_failed(self, queue: str, name: bytes, claim: bytes, reason: str) -> None:

@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.errors import FormatTooNew
+from qworker.errors import BackendUnavailable, FormatTooNew
 from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.contract import BackendContract
 from qworker.testing.contract_browse import in_order
 from qworker.testing.harness import Case, Harness
 from qworker_redis import browse
+from qworker_redis.lease import RedisLeaser
+from qworker_redis.wait import WakeListWaiter
 from tests.support.servers import PROGRAMS, RedisHarness, RedisServer
 
 
@@ -112,6 +115,53 @@ async def test_a_damaged_message_is_set_aside_and_the_others_flow(server: RedisS
     assert failed.error is not None
     assert "damaged" in failed.error
     await backend.aclose()
+
+
+async def test_a_cancelled_lease_holds_nothing_while_a_damaged_message_is_moved(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, other = open_backend(server.url), open_backend(server.url)
+    first, second = await backend.publish("damage2", [Draft(body=b"1"), Draft(body=b"2")])
+    with server.client() as client:
+        client.hset("{qworker:damage2}:msg", first, b"\x00\x00" + b"\x00" * 8 + b"\x00\x02\xff\xff\xff\xff")
+    moving = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        moving.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RedisLeaser, "_move_to_failed", hang)
+    leasing = asyncio.create_task(backend.lease("damage2", 2, 60.0))
+    await moving.wait()
+    leasing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leasing
+    assert [lease.message.id for lease in await other.lease("damage2", 2, 60.0)] == [second]
+    await backend.aclose()
+    await other.aclose()
+
+
+async def test_an_error_of_the_wait_keeps_no_message_of_the_lease_behind_it(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, other = open_backend(server.url), open_backend(server.url)
+    await backend.create("unblocked")
+    block = WakeListWaiter.block
+
+    async def publish_and_fail(self: WakeListWaiter, *arguments: Any) -> Any:
+        await other.publish("unblocked", [Draft(body=b"x")])
+        _, leased = await block(self, *arguments)
+        assert leased
+        raise BackendUnavailable("Redis cannot serve now: UNBLOCKED")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WakeListWaiter, "block", publish_and_fail)
+        with pytest.raises(BackendUnavailable, match="UNBLOCKED"):
+            await backend.lease("unblocked", 1, 60.0, timeout=5.0)
+    (lease,) = await other.lease("unblocked", 1, 60.0, timeout=10.0)
+    assert (lease.message.body, lease.message.tries) == (b"x", 0)
+    await backend.aclose()
+    await other.aclose()
 
 
 async def test_a_remote_lease_that_expired_is_not_found(server: RedisServer) -> None:
