@@ -19,6 +19,7 @@ __all__ = [
     "LEASE_LOST",
     "LOOP",
     "MESSAGE_ACKED",
+    "MESSAGE_BLOCKED",
     "MESSAGE_FAILED",
     "MESSAGE_ID",
     "MESSAGE_ISOLATED",
@@ -75,6 +76,10 @@ CONCURRENCY_LIMITED = "concurrency_limited"
 BACKEND_UNAVAILABLE = "backend_unavailable"
 BACKEND_RECOVERED = "backend_recovered"
 OBSERVER_FAILED = "observer_failed"
+
+# Level error, once for each file. A file of a directory queue cannot be leased, because it cannot be opened, read or
+# moved. The worker tries it again after growing pauses. Fields: queue, file, error.
+MESSAGE_BLOCKED = "message_blocked"
 
 # -- the history -------------------------------------------------------------------------------------------------------
 

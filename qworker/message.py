@@ -374,6 +374,8 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
         failed: Number of messages that will not run again.
         oldest_age_s: Seconds that the oldest ready message has waited. None if no message is ready.
         paused: Whether the queue is paused.
+        blocked: Number of messages that cannot be leased, because their files cannot be opened, read or moved. They
+            are counted in their states too. Only directory queues have any.
         retention: How long finished messages are kept, as text by state. Empty if they are never removed.
     """
 
@@ -385,4 +387,5 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     oldest_age_s: float | None = None
     paused: bool = False
+    blocked: int = 0
     retention: Mapping[str, str] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.kit.directory.doctor import examine_directory, try_fifo, try_link
+from qworker.kit.directory.doctor import examine_directory, find_blocked, try_fifo, try_link
 from qworker.kit.doctor_check import Check
 from qworker.url import BackendURL
 
@@ -11,4 +11,5 @@ __all__ = ["check_directory"]
 
 async def check_directory(url: BackendURL) -> list[Check]:
     """Check the directory. A given id needs hard links, and waking idle workers needs named pipes."""
-    return await examine_directory(url.directory, [("link", try_link), ("fifo", try_fifo)])
+    checks = await examine_directory(url.directory, [("link", try_link), ("fifo", try_fifo)])
+    return [*checks, *await find_blocked(url.directory)]

@@ -24,6 +24,8 @@ class ClaimResult(Enum):
     BUSY = auto()
     # It cannot be a message, and is now in fail/.
     FAILED = auto()
+    # It cannot be opened, read or moved: try later.
+    BLOCKED = auto()
 
 
 def give_own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str, Item]:

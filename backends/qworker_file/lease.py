@@ -18,7 +18,7 @@ from qworker.clock import Clock
 from qworker.errors import BackendUnavailable
 from qworker.kit.files import READ, read_all
 from qworker.kit.linux import has_writer
-from qworker.kit.store_errors import UNREADABLE
+from qworker.kit.store_errors import DAMAGED, UNREADABLE
 from qworker.message import Lease, Message, Settlement
 from qworker_file import foreign
 from qworker_file.foreign import ClaimResult
@@ -166,9 +166,9 @@ def _read_claimed(
         if error.errno == errno.EPERM:
             # It is another user's file: its time cannot be set, and only the clock makes the token rise.
             body = read_all(fd, status.st_size)
-        elif error.errno == errno.EIO:
+        elif error.errno in DAMAGED:
             os.rename(path, item, src_dir_fd=files.lease, dst_dir_fd=files.queue)
-            return foreign.move_to_failed(files, files.queue, item, "it cannot be read: Input/output error")
+            return foreign.move_to_failed(files, files.queue, item, f"it cannot be read: {error.strerror}")
         else:
             os.rename(path, delay_name(item, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
             raise

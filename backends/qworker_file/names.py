@@ -23,6 +23,7 @@ import msgspec
 from qworker.names import check_id
 
 __all__ = [
+    "LAST_DUE_MS",
     "MAX_HOLDER",
     "MAX_OWN",
     "Item",
@@ -30,6 +31,8 @@ __all__ = [
     "byte_length",
     "delay_name",
     "index_name",
+    "is_delay_name",
+    "is_due_time",
     "item_name",
     "lease_name",
     "make_alias",
@@ -51,6 +54,8 @@ _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
 _USUAL = re.compile(r"_([0-9]{14})_([0-9]{1,20})_([0-9]{1,20})_([A-Za-z0-9.:-]+)_([0-9]{1,9})(?:_|\Z)")
 _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})?")
 _GIVEN = "~"
+# The last due time that 13 digits can show, in the year 2286. Later ones are due then.
+LAST_DUE_MS = 9_999_999_999_999
 _ALIAS = "~"
 
 
@@ -212,8 +217,18 @@ def parse_lease(name: str) -> tuple[str, int, str] | None:
 
 
 def delay_name(item: str, due_ms: int) -> str:
-    """Return the name of an item that waits until it is due. Names sort by the due time."""
-    return f"{due_ms:013d}.{item}"
+    """Return the name of an item that waits until it is due. Names sort by the due time, which has 13 digits."""
+    return f"{min(max(due_ms, 0), LAST_DUE_MS):013d}.{item}"
+
+
+def is_delay_name(name: str) -> bool:
+    """Return whether a name has its place in the order of due times."""
+    return name[13:14] == "." and len(name) > 14 and _number(name[:13])
+
+
+def is_due_time(due_ms: int) -> bool:
+    """Return whether a number can be a time in milliseconds: before the year 10000."""
+    return due_ms < 253_402_300_800_000
 
 
 def parse_delay(name: str) -> tuple[int, str] | None:

@@ -8,18 +8,19 @@ import os
 import time
 
 from qworker.clock import Clock
+from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify
 from qworker.kit.store_errors import FULL
-from qworker_file.foreign import ClaimResult
+from qworker_file.foreign import ClaimResult, move_to_failed
 from qworker_file.holder import DETACHED, Holder
 from qworker_file.layout import QueueDir
 from qworker_file.lease import ExpiryClock, FileLease, claim
 from qworker_file.lease_end import release
-from qworker_file.names import parse_delay
+from qworker_file.names import LAST_DUE_MS, delay_name, is_delay_name, is_due_time, parse_delay
 from qworker_file.read_ahead import ReadAhead
 from qworker_file.reap import QueueReaper
 
@@ -52,9 +53,13 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         local_time: bool,
         rescan: float,
     ) -> None:
-        self._ready = Window(files.queue, local=local_disk)
-        self._delayed = Window(files.delay, local=local_disk)
+        records = BlockedRecords(files.base)
+        blocked_ready = BlockedFiles(files.name, "queue", records, clock)
+        blocked_delayed = BlockedFiles(files.name, "delay", records, clock)
+        self._ready = Window(files.queue, local=local_disk, skip=blocked_ready)
+        self._delayed = Window(files.delay, local=local_disk, skip=blocked_delayed, is_ordered=is_delay_name)
         super().__init__(files, clock, inotify, (self._ready, self._delayed), local_disk=local_disk, rescan=rescan)
+        self._blocked = {files.queue: blocked_ready, files.delay: blocked_delayed}
         self._holder = holder
         self._local_time = local_time
         self._reaper = QueueReaper(files, clock, local_disk=local_disk, own=self.own, holder=lambda: holder.name)
@@ -86,7 +91,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
     def _on_new_delayed(self, name: str | None) -> None:
         if name is None:
             self._delayed.mark_incomplete()
-        else:
+        elif name[0] != ".":
             self._delayed.add(name)
 
     def _on_base_change(self, _name: str | None) -> None:
@@ -126,12 +131,19 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             self._is_stirred = True
             return False
         self._retry_busy()
+        if self._has_blocked:
+            self._retry_blocked()
         self._take_due()
         if self._ready or self._due:
             return True
         await self._refresh()
         self._take_due()
         return bool(self._ready or self._due)
+
+    def _retry_blocked(self) -> None:
+        for source, window in ((self.files.queue, self._ready), (self.files.delay, self._delayed)):
+            for name in self._blocked[source].take_due():
+                window.add(name)
 
     def until_due(self) -> float:
         """Return the seconds until the next delayed message is due; infinite while paused, or if none is known."""
@@ -142,6 +154,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
     def _take_due(self) -> None:
         """Move due messages from the window of delay/ to the heap, from which they are leased in the order of items."""
         window = self._delayed
+        if window.unordered:
+            self._order_all()
         now_ms = self._clock.time() * 1000
         while (name := window.first()) is not None:
             parsed = parse_delay(name)
@@ -150,6 +164,36 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             window.take()
             if parsed is not None:
                 heapq.heappush(self._due, (parsed[1], name))
+
+    def _order_all(self) -> None:
+        """Give names of delay/ that have no place in the order of due times such a place, or move them to fail/.
+
+        Other programs can write any number of digits, and text does not sort numbers of different lengths.
+        """
+        files, window = self.files, self._delayed
+        while window.unordered:
+            name = window.unordered.pop()
+            try:
+                parsed = parse_delay(name)
+                if parsed is not None and is_due_time(parsed[0]):
+                    ordered = self._free_delay_name(parsed[1], parsed[0])
+                    os.rename(name, ordered, src_dir_fd=files.delay, dst_dir_fd=files.delay)
+                    window.add(ordered)
+                else:
+                    move_to_failed(files, files.delay, name, "its name does not begin with a due time in milliseconds")
+            except FileNotFoundError:
+                # Another worker was faster.
+                continue
+            except OSError as error:
+                if not self._block(files.delay, name, error, files.delay):
+                    window.unordered.add(name)
+                    raise
+
+    def _free_delay_name(self, item: str, due_ms: int) -> str:
+        # A rename would replace a file of that name.
+        while has_entry(name := delay_name(item, due_ms), self.files.delay):
+            due_ms = min(due_ms, LAST_DUE_MS) - 1
+        return name
 
     # -- leasing -----------------------------------------------------------------------------------------------------
 
@@ -183,7 +227,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         return leases
 
     async def _lease(self, limit: int, visibility: float, expiries: ExpiryClock, leases: list[FileLease]) -> None:
-        clock, files = self._clock, self.files
+        clock = self._clock
         now = clock.time()
         expiry = expiries.next(now + visibility, now)
         suffix = f".{expiry}.{self._leases_as}"
@@ -200,10 +244,9 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 continue
             source, name, item = found
             try:
-                claimed = claim(files, source, name, item, suffix, now=now, local=self._local_time)
+                claimed = self._try_claim(source, name, item, suffix, now)
             except OSError:
-                # The store failed, not the message: the message is tried again, and claimed ones stay claimed.
-                self.added(*(([name], []) if source == files.queue else ([], [name])), returned=True)
+                # Claimed messages stay claimed.
                 if leases:
                     return
                 raise
@@ -211,7 +254,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 claimed.expires_at, claimed.deadline = expires_at, deadline
                 leases.append(claimed)
                 self.own[claimed.item] = claimed
-            elif source == files.queue:
+            elif source == self.files.queue:
                 self._skip(name, claimed)
             began, moment = moment, time.perf_counter()
             self._read_ahead.claimed(moment - began)
@@ -220,11 +263,25 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 moment = time.perf_counter()
                 turn_ends = moment + _TURN
 
+    def _try_claim(self, source: int, name: str, item: str, suffix: str, now: float) -> FileLease | ClaimResult:
+        files = self.files
+        try:
+            claimed = claim(files, source, name, item, suffix, now=now, local=self._local_time)
+        except OSError as error:
+            if self._block(source, name, error, files.lease):
+                return ClaimResult.BLOCKED
+            # The store failed, not the message, which is tried again.
+            self.added(*(([name], []) if source == files.queue else ([], [name])), returned=True)
+            raise
+        if self._has_blocked:
+            self._unblock(source, name)
+        return claimed
+
     def _skip(self, name: str, result: ClaimResult) -> None:
         """Continue after a name of queue/ that gave no lease."""
         if result is ClaimResult.BUSY:
             self._try_later(name)
-        if result is not ClaimResult.FAILED:
+        if result in {ClaimResult.BUSY, ClaimResult.GONE}:
             self._ready.skip_taken(name, self._is_ready)
 
     def _is_ready(self, name: str) -> bool:

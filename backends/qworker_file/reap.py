@@ -17,6 +17,7 @@ import msgspec
 
 from qworker.bulk.cleanup import clean_up_staged, has_staged
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords, is_about_one_file
 from qworker.kit.directory.liveness import has_died
 from qworker.kit.files import list_names, try_unlink
 from qworker.kit.threads import BlockingCall, run_in_thread
@@ -64,6 +65,8 @@ class QueueReaper:
         self._own = own
         self._holder = holder
         self._seen: dict[str, _ObservedLease] = {}
+        self._records = BlockedRecords(files.base)
+        self._blocked = BlockedFiles(files.name, "lease", self._records, clock)
         self._cleaned_at = self._tmp_cleaned_at = float("-inf")
 
     async def reap(self) -> list[str]:
@@ -74,6 +77,7 @@ class QueueReaper:
         """
         names = await list_names(self._files.lease)
         now = self._clock.monotonic()
+        self._blocked.take_due()
         dead: dict[str, bool] = {}
         seen: dict[str, _ObservedLease] = {}
         returned: list[str] = []
@@ -83,8 +87,10 @@ class QueueReaper:
             if parsed is None:
                 continue
             item, expiry_ms, holder = parsed
-            if self._is_over(name, item, expiry_ms / 1000, holder, dead=dead, seen=seen, now=now):
-                moved = self._return(name, item)
+            if name not in self._blocked and self._is_over(
+                name, item, expiry_ms / 1000, holder, dead=dead, seen=seen, now=now
+            ):
+                moved = self._try_return(name, item)
                 if moved is not None:
                     returned.append(moved)
             if time.perf_counter() > turn_ends:
@@ -141,6 +147,21 @@ class QueueReaper:
         # remaining time.
         return expiry - (made_at if self._clock is SYSTEM_CLOCK else self._clock.time())
 
+    def _try_return(self, name: str, item: str) -> str | None:
+        """Return a message's name in delay/, or None if it is gone or cannot be moved."""
+        files = self._files
+        try:
+            moved = self._return(name, item)
+        except OSError as error:
+            if not is_about_one_file(error, files.lease, files.delay, files.tmp):
+                raise
+            # The messages behind it must not wait for it.
+            self._blocked.add(name, error)
+            return None
+        if self._blocked:
+            self._blocked.forget(name)
+        return moved
+
     def _return(self, name: str, item: str) -> str | None:
         mine = self._own.get(item)
         moved = _return_lease(self._files, name, item, self._clock.time())
@@ -163,6 +184,8 @@ class QueueReaper:
             await clean_up_index(self._files)
         for holder in dead:
             _unlink(holder, self._files.workers)
+        files = self._files
+        await self._records.clean_up({"queue": files.queue, "delay": files.delay, "lease": files.lease})
 
     async def _dead_holders(self) -> list[str]:
         """Find the dead holders that left their file but no lease."""

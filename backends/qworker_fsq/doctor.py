@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.kit.directory.doctor import examine_directory, try_link
+from qworker.kit.directory.doctor import examine_directory, find_blocked, try_link
 from qworker.kit.doctor_check import Check
 from qworker.url import BackendURL
 from qworker_fsq.options import FsqOptions, parse_root
@@ -13,4 +13,4 @@ __all__ = ["check_directory"]
 async def check_directory(url: BackendURL) -> list[Check]:
     """Check the directory, or FSQ_ROOT. Enqueueing needs hard links."""
     root = parse_root(url, FsqOptions.from_url(url).constants)
-    return await examine_directory(root, [("link", try_link)])
+    return [*await examine_directory(root, [("link", try_link)]), *await find_blocked(root)]

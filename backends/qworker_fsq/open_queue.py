@@ -13,6 +13,7 @@ import time
 from collections import deque
 
 from qworker.clock import Clock
+from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
@@ -71,6 +72,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         # However many names are postponed, a listing shows the others.
         self._window = Window(files.queue, local=local_disk, skip=self._put_off)
         super().__init__(files, clock, inotify, (self._window,), local_disk=local_disk, rescan=_RESCAN)
+        self._blocked = {files.queue: BlockedFiles(files.name, "queue", BlockedRecords(files.base), clock)}
         self.trigger = files.open_trigger()
         self._limits = limits
         self._most_lingering = most_lingering
@@ -146,6 +148,9 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             self._offer(heapq.heappop(self._due)[1])
             count += 1
         self._retry_busy()
+        if self._has_blocked:
+            for name in self._blocked[self.files.queue].take_due():
+                self._offer(name)
         return count
 
     # -- leasing -----------------------------------------------------------------------------------------------------
@@ -187,7 +192,10 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             self._window.take()
             try:
                 lease = self._lease_one(name, visibility)
-            except OSError:
+            except OSError as error:
+                if self._block(self.files.queue, name, error, self.files.queue):
+                    self._put_off.add(name)
+                    continue
                 # The store failed, not the item: the item is tried again, and claimed items stay claimed.
                 self._window.add(name)
                 if leases:
@@ -202,6 +210,8 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
     def _lease_one(self, name: str, visibility: float) -> FsqLease | None:
         now = self._clock.time()
         claimed = claim(self.files, name, self._limits, now=now)
+        if self._has_blocked:
+            self._unblock(self.files.queue, name)
         if isinstance(claimed, ClaimedItem):
             self._pauses.pop(name, None)
             return self._make_lease(claimed, now, visibility)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from qworker.kit.directory.blocked import BlockedRecords
 from qworker.kit.directory.retention import prune
 from qworker.kit.retention import RetentionPolicy
 from qworker_fsq.item_file import reason_name
@@ -51,6 +52,7 @@ def _expire(queue: OpenQueue, now: float) -> int:
 async def _prune(store: Store, queue: OpenQueue) -> None:
     files, options, now = queue.files, store.options, store.clock.time()
     await prune(files.tmp, _UNFINISHED, now, finished_at=_changed_at, hidden=True)
+    await BlockedRecords(files.base).clean_up({"queue": files.queue})
     if options.keep_done.limits:
         await prune(files.done, options.keep_done, now, finished_at=_changed_at)
     if options.keep_failed.limits:

@@ -60,4 +60,7 @@ def _show(found: list[QueueStats], one: bool) -> None:
 
 
 def _note(stats: QueueStats) -> str:
-    return "paused" if stats.paused else ""
+    notes = ["paused"] if stats.paused else []
+    if stats.blocked:
+        notes.append(f"{stats.blocked:,} blocked: see `qworker doctor`")
+    return ", ".join(notes)

@@ -168,6 +168,7 @@ def _plain(stats: QueueStats) -> dict[str, Any]:
         "failed": stats.failed,
         "oldest_age_s": stats.oldest_age_s,
         "paused": stats.paused,
+        "blocked": stats.blocked,
     }
 
 

@@ -110,13 +110,17 @@ def _sampled(queues: Sequence[QueueStats]) -> Iterator[Metric]:
         labels=_QUEUE,
     )
     paused = GaugeMetricFamily("qworker_queue_paused", "1 if the queue is paused, else 0.", labels=_QUEUE)
+    blocked = GaugeMetricFamily(
+        "qworker_queue_blocked", "Messages whose files cannot be opened, read or moved.", labels=_QUEUE
+    )
     for stats in queues:
         labels = _on(stats.queue)
         for state in ("ready", "leased", "delayed", "failed"):
             depth.add_metric((*labels, state), getattr(stats, state))
         age.add_metric(labels, stats.oldest_age_s or 0.0)
         paused.add_metric(labels, stats.paused)
-    return iter((depth, age, paused))
+        blocked.add_metric(labels, stats.blocked)
+    return iter((depth, age, paused, blocked))
 
 
 def _running(reports: Sequence[WorkerReport]) -> Iterator[Metric]:

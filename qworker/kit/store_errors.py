@@ -8,12 +8,14 @@ from qworker.errors import BackendError, BackendUnavailable, PermissionDenied, S
 from qworker.kit.linux import is_proc_error
 
 __all__ = [
+    "DAMAGED",
     "DENIED",
     "FINAL",
     "FULL",
     "NOT_A_FILE",
     "NOT_EMPTY",
     "NOT_SUPPORTED",
+    "STORE_WIDE",
     "UNREADABLE",
     "Unsupported",
     "is_final_for_message",
@@ -27,9 +29,13 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 DENIED = frozenset({errno.EACCES, errno.EPERM})
 # `open` without following links meets something that is not a regular file: a link, a pipe, a socket or a device.
 NOT_A_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV})
-# One message cannot be read, but the store works: it is not a regular file, it is another user's file, or the disk has
-# a bad block.
-UNREADABLE = NOT_A_FILE | {errno.EACCES, errno.EIO}
+# The content of a file, or its inode, is damaged.
+DAMAGED = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
+# One message cannot be read, but the store works: it is not a regular file, it is another user's file, or it is
+# damaged.
+UNREADABLE = NOT_A_FILE | DAMAGED | {errno.EACCES}
+# Every other file would fail in the same way: the disk is full or gone, or this process has no more resources.
+STORE_WIDE = FULL | {errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EINTR}
 # A directory that was to be removed or replaced contains files.
 NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 # The errors with which a file system reports that it does not support an operation.

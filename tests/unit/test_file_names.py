@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from qworker.errors import InvalidName
 from qworker.names import check_id, new_id
 from qworker_file.names import (
+    LAST_DUE_MS,
     MAX_OWN,
     alias_target,
     delay_name,
     index_name,
+    is_delay_name,
     item_name,
     lease_name,
     make_alias,
@@ -85,7 +87,9 @@ def test_a_lease_is_read_from_the_right(item: str, expiry: int, holder: str) -> 
 
 @given(FILE_NAMES, MILLISECONDS)
 def test_a_delay_is_read_from_the_left(item: str, due: int) -> None:
-    assert parse_delay(delay_name(item, due)) == (due, item)
+    name = delay_name(item, due)
+    assert parse_delay(name) == (min(due, LAST_DUE_MS), item)
+    assert is_delay_name(name)
 
 
 @given(FILE_NAMES)

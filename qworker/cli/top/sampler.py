@@ -43,6 +43,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     # The number of workers that hold a lease of this queue, or have recorded an event lately.
     workers: int = 0
     paused: bool = False
+    # The number of messages that cannot be leased.
+    blocked: int = 0
     # The growth of the number of ready, leased and delayed messages. It is negative if they become fewer.
     backlog_rate: float | None = None
     # From the health ports of the workers if they are given, otherwise from the history.
@@ -195,6 +197,7 @@ class Sampler:
             oldest_age_s=stats.oldest_age_s,
             workers=max(workers, self._history.workers(stats.queue, now - _WINDOW_S)),
             paused=stats.paused,
+            blocked=stats.blocked,
             backlog_rate=backlog_rate,
             acked_rate=acked_rate,
             failed_rate=failed_rate,

@@ -33,7 +33,7 @@ def cells(row: Row) -> tuple[str, ...]:
         *rates,
         format_seconds(row.oldest_age_s),
         str(row.workers),
-        "paused" if row.paused else "",
+        ", ".join([*(["paused"] if row.paused else []), *([f"{row.blocked:,} blocked"] if row.blocked else [])]),
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
+from qworker.kit.directory.blocked import BlockedRecords
 from qworker.kit.directory.queue_files import QueueFiles
 from qworker.kit.directory.reasons import read_reason
 from qworker.kit.files import READ, list_names, read_all
@@ -177,6 +178,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             failed=counts[State.FAILED],
             oldest_age_s=None if oldest is None else 0.0 if enqueued_at is None else max(0.0, now - enqueued_at),
             paused=self.files.is_down,
+            blocked=len(await BlockedRecords(self.files.base).read()),
             retention=retention,
         )
 

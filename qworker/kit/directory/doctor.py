@@ -12,14 +12,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 
+from qworker.kit.directory.blocked import BlockedFile, BlockedRecords
+from qworker.kit.directory.queue_files import is_queue
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.file_system import NETWORK, FileSystem
-from qworker.kit.files import link_file, make_fifo
+from qworker.kit.files import link_file, make_fifo, open_directory
 from qworker.kit.linux import CREATE, MOUNTINFO, add_inotify_watch, open_inotify, parse_inotify_events
 from qworker.kit.store_errors import FULL, store_error
 from qworker.kit.threads import BlockingCall, run_in_thread
 
-__all__ = ["Attempt", "examine_directory", "try_fifo", "try_link"]
+__all__ = ["Attempt", "examine_directory", "find_blocked", "try_fifo", "try_link"]
 
 # Returns the result of the check, or raises OSError.
 Attempt = Callable[[str], Check]
@@ -41,6 +43,41 @@ async def examine_directory(path: str | os.PathLike[str], more: Iterable[tuple[s
         more: Checks in addition to those for every directory.
     """
     return await run_in_thread(BlockingCall.CHECK, _run_checks, os.fspath(path), [*_ATTEMPTS, *more])
+
+
+async def find_blocked(path: str | os.PathLike[str]) -> list[Check]:
+    """Report the files that workers could not lease, with the reason of each. A directory without queues has none.
+
+    Args:
+        path: The directory of the queues, which may not exist.
+    """
+    try:
+        root = open_directory(os.fsencode(path))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [_broken("blocked messages", error, f"use {os.fspath(path)}")]
+    try:
+        found: list[tuple[str, BlockedFile]] = []
+        for queue in sorted(name for name in os.listdir(root) if is_queue(root, name)):
+            base = open_directory(queue, root)
+            try:
+                found += [(queue, file) for file in await BlockedRecords(base).read()]
+            finally:
+                os.close(base)
+    except OSError as error:
+        return [_broken("blocked messages", error, f"read {os.fspath(path)}")]
+    finally:
+        os.close(root)
+    return [
+        Check(
+            "blocked message",
+            CheckStatus.WARN,
+            f"{queue}/{file}",
+            "repair, move or remove the file: workers try it again at most every 60 s",
+        )
+        for queue, file in found
+    ] or [Check("blocked messages", CheckStatus.OK, "none")]
 
 
 def _run_checks(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:

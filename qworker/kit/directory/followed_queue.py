@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from qworker.clock import Clock
+from qworker.kit.directory.blocked import BlockedFiles, is_about_one_file
 from qworker.kit.directory.queue_files import QueueFiles
 from qworker.kit.directory.retention import PRUNING
 from qworker.kit.directory.window import Window
@@ -61,6 +62,9 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         # each.
         self._busy: list[tuple[float, str]] = []
         self._pauses: dict[str, float] = {}
+        # Files that cannot be leased, by the descriptor of their directory, and whether there are any.
+        self._blocked: dict[int, BlockedFiles] = {}
+        self._has_blocked = False
         self._watches: list[int] = []
         self._is_followed = self._is_watched = False
 
@@ -104,11 +108,13 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         """Return the seconds until the next delayed message is due; infinite while paused, or if none is known."""
 
     def until_check(self) -> float:
-        """Return the seconds until a busy file is tried again, or the directories are listed again."""
+        """Return the seconds until a busy or blocked file is tried again, or the directories are listed again."""
         now = asyncio.get_running_loop().time()
         pause = min([window.listed_at for window in self._windows]) + self._rescan - now
         if self._busy:
             pause = min(pause, self._busy[0][0] - now)
+        if self._has_blocked:
+            pause = min([pause, *[blocked.until_due() for blocked in self._blocked.values()]])
         return max(pause, 0.001)
 
     async def _refresh(self) -> None:
@@ -138,6 +144,26 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         pause = min(self._pauses.get(name, _BUSY_FIRST / 2) * 2, _BUSY_LAST)
         self._pauses[name] = pause
         heapq.heappush(self._busy, (asyncio.get_running_loop().time() + pause, name))
+
+    def _block(self, source: int, name: str, error: OSError, target: int) -> bool:
+        """Let a file rest if its error concerns it alone. Return False if the store failed.
+
+        Args:
+            source: The descriptor of its directory.
+            name: Its name there.
+            error: Why it cannot be leased.
+            target: The descriptor of the directory to which it was to be moved.
+        """
+        if not is_about_one_file(error, source, target, self.files.tmp):
+            return False
+        self._blocked[source].add(name, error)
+        self._has_blocked = True
+        return True
+
+    def _unblock(self, source: int, name: str) -> None:
+        """Forget a file that was blocked and is not any more."""
+        self._blocked[source].forget(name)
+        self._has_blocked = any(self._blocked.values())
 
     def is_pruning_due(self) -> bool:
         """Return whether to prune finished messages now. It is true once in `PRUNING` seconds."""

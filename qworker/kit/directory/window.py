@@ -36,12 +36,17 @@ class Window:
         directory: Its descriptor.
         local: True if this machine's kernel sets the times of the directory.
         skip: Names that each listing leaves out.
+        is_ordered: Returns whether a name has its place in the order of names. Others are kept apart. None: all have.
+
+    Attributes:
+        unordered: Names that have no place in the order.
     """
 
     __slots__ = (
         "_added_meanwhile",
         "_directory",
         "_head",
+        "_is_ordered",
         "_listing",
         "_local",
         "_missed",
@@ -52,11 +57,21 @@ class Window:
         "listed_at",
         "seen_mtime",
         "stale",
+        "unordered",
     )
 
-    def __init__(self, directory: int, *, local: bool, skip: Container[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        directory: int,
+        *,
+        local: bool,
+        skip: Container[str] = frozenset(),
+        is_ordered: Callable[[str], bool] | None = None,
+    ) -> None:
         self._directory = directory
         self._skip = skip
+        self._is_ordered = is_ordered
+        self.unordered: set[str] = set()
         self._local = local
         self._names: list[str] = []
         self._head = 0
@@ -150,6 +165,8 @@ class Window:
         if self.stale or (self.bound is not None and name > self.bound):
             # The next listing shows it. Until then the known names are the oldest ones.
             return
+        if not self._keep_apart([name]):
+            return
         names = self._names
         if len(self) >= 2 * SIZE:
             # More was reported than a window holds: drop the newer half, and list the directory when it is needed.
@@ -163,6 +180,17 @@ class Window:
         at = bisect_left(names, name, self._head)
         if at >= len(names) or names[at] != name:
             insort(names, name, self._head)
+
+    def _keep_apart(self, names: list[str]) -> list[str]:
+        """Return the names that have a place in the order. Keep the others apart: as many as a window holds."""
+        is_ordered = self._is_ordered
+        if is_ordered is None:
+            return names
+        ordered = [name for name in names if is_ordered(name)]
+        if len(ordered) < len(names):
+            room = max(0, SIZE - len(self.unordered))
+            self.unordered.update([name for name in names if not is_ordered(name)][:room])
+        return ordered
 
     def mark_incomplete(self) -> None:
         """Record that more was added than was reported: nothing is known beyond the names in the window."""
@@ -201,7 +229,7 @@ class Window:
             # Names that are added while this listing runs may be missing from it.
             self._added_meanwhile, self._missed = [], False
             try:
-                found, bound = await _smallest(fd, self._skip)
+                found, bound = await _smallest(fd, self._skip, self._keep_apart)
             finally:
                 added, self._added_meanwhile = self._added_meanwhile, None
             self._names, self._head, self._run, self.bound, self.stale = found, 0, [], bound, False
@@ -215,7 +243,9 @@ class Window:
             os.close(fd)
 
 
-async def _smallest(directory: int, skip: Container[str]) -> tuple[list[str], str | None]:
+async def _smallest(
+    directory: int, skip: Container[str], keep_apart: Callable[[list[str]], list[str]]
+) -> tuple[list[str], str | None]:
     """Return the smallest names, sorted, and the largest of them if there are more.
 
     Hidden names are left out: they are unfinished files of other programs.
@@ -224,7 +254,7 @@ async def _smallest(directory: int, skip: Container[str]) -> tuple[list[str], st
     bound: str | None = None
     with os.scandir(directory) as entries:
         while chunk := [entry.name for entry in islice(entries, _SLICE)]:
-            found += [name for name in chunk if name[0] != "." and name not in skip]
+            found += keep_apart([name for name in chunk if name[0] != "." and name not in skip])
             if len(found) > 4 * SIZE:
                 bound = _keep_smallest(found)
             if len(chunk) == _SLICE:

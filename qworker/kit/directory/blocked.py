@@ -1,0 +1,249 @@
+"""Files of a queue that cannot be leased, so that they do not block the files behind them.
+
+A damaged inode, an immutable file or a directory of another user cannot be opened, read or renamed. Nothing that a
+worker can do helps, and the file may be a message. So it stays where it is, is tried again after growing pauses, and is
+reported once. A record of it in the queue's hidden directory `.blocked` says why, for `stats` and `doctor`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import heapq
+import os
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+
+import msgspec
+import structlog
+
+from qworker import log_events as events
+from qworker.clock import Clock
+from qworker.kit.files import CREATE, has_entry, list_names, open_directory, read_file, try_unlink, write_new
+from qworker.kit.store_errors import FULL, STORE_WIDE
+from qworker.names import printable
+
+__all__ = ["BlockedFile", "BlockedFiles", "BlockedRecords", "is_about_one_file"]
+
+# Seconds until a file is tried again: the first pause and the longest.
+_FIRST, _LAST = 1.0, 60.0
+# More blocked files than this are a failure of the store.
+_MOST = 10_000
+_DIRECTORY = ".blocked"
+
+
+class BlockedFile(msgspec.Struct, frozen=True):
+    """The record of a file that cannot be leased.
+
+    Attributes:
+        directory: The name of the directory in the queue.
+        name: Its name there, in bytes: any program may have given it.
+        reason: Why it cannot be leased.
+    """
+
+    directory: str
+    name: bytes
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.directory}/{printable(os.fsdecode(self.name))}: {self.reason}"
+
+
+def is_about_one_file(error: OSError, source: int, target: int, scratch: int) -> bool:
+    """Return whether an error concerns one file, because another one can be moved in the same way.
+
+    Args:
+        error: The error.
+        source: The descriptor of the file's directory.
+        target: The descriptor of the directory to which it was to be moved.
+        scratch: The descriptor of the directory of unfinished files.
+    """
+    if error.errno in STORE_WIDE:
+        return False
+    # Programs ignore hidden names.
+    probe = f".probe-{secrets.token_hex(8)}"
+    place = scratch
+    try:
+        os.close(os.open(probe, CREATE, 0o600, dir_fd=scratch))
+        for next_place in (source, target):
+            os.rename(probe, probe, src_dir_fd=place, dst_dir_fd=next_place)
+            place = next_place
+        return True
+    except OSError as failed:
+        # On a full disk the probe cannot be created, but messages can still be moved.
+        return failed.errno in FULL
+    finally:
+        try_unlink(probe, place)
+
+
+class BlockedRecords:
+    """The records of one queue's blocked files, which all processes share.
+
+    Args:
+        base: The descriptor of the queue's directory.
+    """
+
+    def __init__(self, base: int) -> None:
+        self._base = base
+
+    def add(self, file: BlockedFile) -> None:
+        """Store a record. It replaces the one of the same file.
+
+        Raises:
+            OSError: It cannot be stored.
+        """
+        try:
+            os.mkdir(_DIRECTORY, os.fstat(self._base).st_mode & 0o777, dir_fd=self._base)
+        except FileExistsError:
+            # Another blocked file was recorded before.
+            pass
+        name = _record_name(file.directory, os.fsdecode(file.name))
+        records = open_directory(_DIRECTORY, self._base)
+        try:
+            write_new(name, records, msgspec.json.encode(file), durable=False)
+        finally:
+            os.close(records)
+
+    def remove(self, directory: str, name: str) -> None:
+        """Remove the record of a file. Idempotent.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        records = self._open()
+        if records >= 0:
+            try:
+                try_unlink(_record_name(directory, name), records)
+            finally:
+                os.close(records)
+
+    async def read(self) -> list[BlockedFile]:
+        """Return the records of all files, sorted by their names.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+        records = self._open()
+        if records < 0:
+            return []
+        try:
+            found: list[BlockedFile] = []
+            for name in await list_names(records):
+                try:
+                    found.append(msgspec.json.decode(read_file(name, records) or b"", type=BlockedFile))
+                except msgspec.DecodeError:
+                    # It is being removed, or is not a record.
+                    continue
+            return sorted(found, key=lambda file: (file.directory, file.name))
+        finally:
+            os.close(records)
+
+    async def clean_up(self, directories: Mapping[str, int]) -> None:
+        """Remove the records of files that are gone.
+
+        Args:
+            directories: The descriptors of the queue's directories, by their names.
+
+        Raises:
+            OSError: They cannot be removed.
+        """
+        for file in await self.read():
+            place = directories.get(file.directory)
+            name = os.fsdecode(file.name)
+            if place is None or not has_entry(name, place):
+                self.remove(file.directory, name)
+
+    def _open(self) -> int:
+        """Open the directory of records; -1 if there is none."""
+        try:
+            return open_directory(_DIRECTORY, self._base)
+        except FileNotFoundError:
+            return -1
+
+
+def _record_name(directory: str, name: str) -> str:
+    return hashlib.sha256(os.fsencode(f"{directory}/{name}")).hexdigest()
+
+
+class BlockedFiles(Collection[str]):
+    """The blocked files of one directory, as one process knows them. It has the names that must not be tried now.
+
+    Args:
+        queue: The name of the queue.
+        directory: The name of the directory.
+        records: The records of the queue.
+        clock: The store's clock.
+    """
+
+    def __init__(self, queue: str, directory: str, records: BlockedRecords, clock: Clock) -> None:
+        self._queue = queue
+        self._directory = directory
+        self._records = records
+        self._clock = clock
+        # The current pause of each file, in seconds, also while it is being tried.
+        self._pauses: dict[str, float] = {}
+        # The files that must not be tried now, and (monotonic seconds of the next attempt, name) of each.
+        self._resting: set[str] = set()
+        self._next: list[tuple[float, str]] = []
+        self._log = structlog.get_logger("qworker.directory")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._resting
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._resting)
+
+    def __len__(self) -> int:
+        return len(self._pauses)
+
+    def add(self, name: str, error: OSError) -> None:
+        """Let a file rest that cannot be leased, and report it if it is new.
+
+        Raises:
+            OSError: There are too many: the store has failed.
+        """
+        known = self._pauses.get(name)
+        if known is None:
+            if len(self._pauses) >= _MOST:
+                raise error
+            self._report(name, error)
+        pause = _FIRST if known is None else min(2 * known, _LAST)
+        self._pauses[name] = pause
+        self._resting.add(name)
+        heapq.heappush(self._next, (self._clock.monotonic() + pause, name))
+
+    def take_due(self) -> list[str]:
+        """Return the files that may be tried again."""
+        due: list[str] = []
+        now = self._clock.monotonic()
+        while self._next and self._next[0][0] <= now:
+            _, name = heapq.heappop(self._next)
+            if name in self._resting:
+                self._resting.discard(name)
+                due.append(name)
+        return due
+
+    def until_due(self) -> float:
+        """Return the seconds until a file may be tried again; infinite if there is none."""
+        return self._next[0][0] - self._clock.monotonic() if self._next else float("inf")
+
+    def forget(self, name: str) -> None:
+        """Forget a file that was leased, failed or is gone.
+
+        Raises:
+            OSError: Its record cannot be removed.
+        """
+        if self._pauses.pop(name, None) is not None:
+            self._resting.discard(name)
+            self._records.remove(self._directory, name)
+
+    def _report(self, name: str, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        shown = f"{self._directory}/{printable(name)}"
+        self._log.error(events.MESSAGE_BLOCKED, **{events.QUEUE: self._queue, "file": shown, events.ERROR: reason})
+        try:
+            self._records.add(BlockedFile(self._directory, os.fsencode(name), reason))
+        except OSError as refused:
+            # The log has the reason. Without a record, `stats` and `doctor` of other processes do not know the file.
+            if refused.errno not in FULL | {errno.EACCES, errno.EPERM}:
+                raise
