@@ -70,10 +70,13 @@ class Bench:
         with Child(function, parameters) as child:
             return child.result()
 
-    def turns(self, sides: Sequence[tuple[str, Callable[[], float]]]) -> dict[str, list[float]]:
+    def turns(
+        self, sides: Sequence[tuple[str, Callable[[], float]]], *, rounds: int | None = None
+    ) -> dict[str, list[float]]:
         """Measure every side in turns, after a pass of all of them that does not count."""
         found: dict[str, list[float]] = {name: [] for name, _ in sides}
-        for turn in range(self.rounds + self.warms_up):
+        rounds = rounds if rounds is not None and self.warms_up else self.rounds
+        for turn in range(rounds + self.warms_up):
             # The other way round in every second turn, so that neither side always follows the other.
             for name, measure in sides if turn % 2 == 0 else reversed(sides):
                 value = measure()
