@@ -54,8 +54,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         rescan: float,
     ) -> None:
         records = BlockedRecords(files.base)
-        blocked_ready = BlockedFiles(files.name, "queue", records, clock)
-        blocked_delayed = BlockedFiles(files.name, "delay", records, clock)
+        blocked_ready = BlockedFiles(files.name, "queue", clock, records)
+        blocked_delayed = BlockedFiles(files.name, "delay", clock, records)
         self._ready = Window(files.queue, local=local_disk, skip=blocked_ready)
         self._delayed = Window(files.delay, local=local_disk, skip=blocked_delayed, is_ordered=is_delay_name)
         super().__init__(files, clock, inotify, (self._ready, self._delayed), local_disk=local_disk, rescan=rescan)

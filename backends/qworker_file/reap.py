@@ -66,7 +66,7 @@ class QueueReaper:
         self._holder = holder
         self._seen: dict[str, _ObservedLease] = {}
         self._records = BlockedRecords(files.base)
-        self._blocked = BlockedFiles(files.name, "lease", self._records, clock)
+        self._blocked = BlockedFiles(files.name, "lease", clock, self._records)
         self._cleaned_at = self._tmp_cleaned_at = float("-inf")
 
     async def reap(self) -> list[str]:
@@ -153,7 +153,7 @@ class QueueReaper:
         try:
             moved = self._return(name, item)
         except OSError as error:
-            if not is_about_one_file(error, files.lease, files.delay, files.tmp):
+            if not is_about_one_file(error, files.tmp, files.lease, files.delay):
                 raise
             # The messages behind it must not wait for it.
             self._blocked.add(name, error)

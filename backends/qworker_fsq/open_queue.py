@@ -72,7 +72,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         # However many names are postponed, a listing shows the others.
         self._window = Window(files.queue, local=local_disk, skip=self._put_off)
         super().__init__(files, clock, inotify, (self._window,), local_disk=local_disk, rescan=_RESCAN)
-        self._blocked = {files.queue: BlockedFiles(files.name, "queue", BlockedRecords(files.base), clock)}
+        self._blocked = {files.queue: BlockedFiles(files.name, "queue", clock, BlockedRecords(files.base))}
         self.trigger = files.open_trigger()
         self._limits = limits
         self._most_lingering = most_lingering

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
+from qworker.kit.directory.blocked import is_about_one_file
 from qworker.kit.store_errors import store_errors
 from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker.names import check_queue
@@ -62,13 +63,17 @@ async def _lease_ready(
     locked: list[str] = []
     holder = store.holder()
     until = time.monotonic() + SLICE
+    queue.retry_blocked()
     try:
         while len(leases) < limit:
             message_id = await queue.window.take()
             if message_id is None:
                 break
+            if message_id in queue.blocked:
+                continue
             lease = _try_lease(store, queue, message_id, visibility, holder, locked)
             if lease is not None:
+                queue.blocked.forget(message_id)
                 reaper.note(lease, visibility, holder)
                 leases.append(lease)
             if time.monotonic() >= until:
@@ -95,6 +100,11 @@ def _try_lease(
         return None
     except NotARegularFile:
         move_to_failed(store, message_id, queue.dirs.ready, queue, message_id)
+        return None
+    except OSError as error:
+        if not is_about_one_file(error, store.root.tmp):
+            raise
+        queue.blocked.add(message_id, error)
         return None
 
 

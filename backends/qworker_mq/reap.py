@@ -7,6 +7,7 @@ import os
 
 import msgspec
 
+from qworker.kit.directory.blocked import is_about_one_file
 from qworker.kit.directory.liveness import has_died
 from qworker_mq.daemons import Mover, Trash
 from qworker_mq.layout import try_rename
@@ -59,6 +60,7 @@ class StoreReaper:
         open_queue = self._store.get(queue)
         if open_queue is None:
             return 0
+        open_queue.retry_blocked()
         return self.promote(open_queue) + self._expire_all(open_queue)
 
     def require_current(self, queue: str) -> OpenQueue:
@@ -76,13 +78,30 @@ class StoreReaper:
         """Make due messages ready, and count them."""
         count = 0
         for message_id in queue.due.list_due(self._store.clock.time()):
-            if try_rename(queue.due.file_name(message_id), queue.dirs.due, message_id, queue.dirs.ready):
-                queue.window.add(message_id)
-                count += 1
+            name = queue.due.file_name(message_id)
+            if f"due/{name}" in queue.blocked:
+                continue
+            try:
+                if try_rename(name, queue.dirs.due, message_id, queue.dirs.ready):
+                    queue.window.add(message_id)
+                    count += 1
+            except OSError as error:
+                self._block(queue, f"due/{name}", error)
+                continue
             queue.due.drop(message_id)
         if count:
             self._store.wake(queue.name)
         return count
+
+    def _block(self, queue: OpenQueue, name: str, error: OSError) -> None:
+        """Let a file rest that cannot be moved.
+
+        Raises:
+            OSError: The store failed, not the file.
+        """
+        if not is_about_one_file(error, self._store.root.tmp):
+            raise error
+        queue.blocked.add(name, error)
 
     def note(self, lease: MqLease, visibility: float, holder: str) -> None:
         """Record a lease that this process took or extended. Any thread can call it."""
@@ -106,6 +125,8 @@ class StoreReaper:
         count = 0
         for name in present:
             message_id = name[len(prefix) :]
+            if f"delay/{name}" in queue.blocked:
+                continue
             try:
                 count += self._expire_if_over(queue, name, message_id, dead)
             except (MessageLocked, FileNotFoundError):
@@ -113,6 +134,9 @@ class StoreReaper:
                 continue
             except NotARegularFile:
                 move_to_failed(self._store, name, root.delay, queue, message_id)
+            except OSError as error:
+                # The messages behind it must not wait for it.
+                self._block(queue, f"delay/{name}", error)
         if count:
             self._store.wake(queue.name)
         return count
@@ -169,6 +193,6 @@ class StoreReaper:
             if (state.token, state.expires_at, os.fstat(fd).st_ctime_ns) != version:
                 return False
             after = state.without_lease(tries=state.tries + 1, error="the lease expired")
-            return release(self._store, name, message_id, queue.dirs, after, 0.0)
+            return release(self._store, name, message_id, queue.dirs, state, after, 0.0)
         finally:
             os.close(fd)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from qworker.errors import BackendUnavailable
+from qworker.kit.files import has_entry
 from qworker.kit.store_errors import FULL
 from qworker.message import SettleAction, Settlement
 from qworker_mq.daemons import Trash
@@ -91,7 +92,7 @@ def settle_one(store: Store, settlement: Settlement, dirs: QueueDirs) -> bool:
         failed = settlement.action is SettleAction.FAIL_TMP
         after = state.without_lease(tries=state.tries + failed, error=settlement.error)
         due_at = store.clock.time() + settlement.delay if settlement.delay > 0 else 0.0
-        return release(store, name, lease.message.id, dirs, after, due_at)
+        return release(store, name, lease.message.id, dirs, state, after, due_at)
 
 
 def _ack(store: Store, name: str) -> bool:
@@ -105,10 +106,18 @@ def _fail(store: Store, name: str, message_id: str, dirs: QueueDirs, state: Leas
     # The reason is written first: a message in fail/ always has one.
     _write_reason(store, name, error)
     store.lease_states.write(name, state.without_lease())
-    return try_rename(name, store.root.delay, message_id, dirs.fail)
+    return _move(store, name, message_id, dirs.fail, state)
 
 
-def release(store: Store, name: str, message_id: str, dirs: QueueDirs, after: LeaseState, due_at: float) -> bool:
+def release(
+    store: Store,
+    name: str,
+    message_id: str,
+    dirs: QueueDirs,
+    before: LeaseState,
+    after: LeaseState,
+    due_at: float,
+) -> bool:
     """Return a leased message, which this process has locked, to its queue.
 
     Args:
@@ -116,6 +125,7 @@ def release(store: Store, name: str, message_id: str, dirs: QueueDirs, after: Le
         name: The message's name in delay/.
         message_id: Its id.
         dirs: The directories of its queue.
+        before: Its state until now, which it keeps if it cannot be moved.
         after: Its state from now on.
         due_at: When it becomes ready, in Unix seconds. 0: now.
 
@@ -125,8 +135,24 @@ def release(store: Store, name: str, message_id: str, dirs: QueueDirs, after: Le
     # The state is written first: a stale holder finds its lease ended before the message can be leased again.
     store.lease_states.write(name, after)
     if due_at:
-        return try_rename(name, store.root.delay, f"{int(due_at * 1000)}.{message_id}", dirs.due)
-    return try_rename(name, store.root.delay, message_id, dirs.ready)
+        return _move(store, name, f"{int(due_at * 1000)}.{message_id}", dirs.due, before)
+    return _move(store, name, message_id, dirs.ready, before)
+
+
+def _move(store: Store, name: str, target: str, destination: int, before: LeaseState) -> bool:
+    """Move a leased message whose new state is written, and return whether it was still in delay/.
+
+    Raises:
+        OSError: It cannot be moved, and its lease is as before: the same settlement can be repeated.
+    """
+    try:
+        return try_rename(name, store.root.delay, target, destination)
+    except OSError:
+        if not has_entry(name, store.root.delay):
+            # The reply was lost: the rename has happened.
+            return True
+        store.lease_states.write(name, before)
+        raise
 
 
 def move_to_failed(store: Store, name: str, directory: int, queue: OpenQueue, message_id: str) -> None:

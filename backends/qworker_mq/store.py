@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import QueueNotFound
+from qworker.kit.directory.blocked import BlockedFiles
 from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import has_entry, raise_file_limit
@@ -36,16 +37,25 @@ class OpenQueue:
         name: Name of the queue.
         dirs: Its directories.
         peers: See `Window`.
+        clock: The store's clock.
     """
 
-    def __init__(self, name: str, dirs: QueueDirs, peers: int) -> None:
+    def __init__(self, name: str, dirs: QueueDirs, peers: int, clock: Clock) -> None:
         self.name = name
         self.dirs = dirs
         self.window = Window(dirs.ready, peers)
         self.due = DueIndex(dirs.due)
+        self.blocked = BlockedFiles(name, ".", clock)
         # All leases of one queue are serialised in a process, as in mq's server.
         self.fetching = asyncio.Lock()
         self.is_watched = False
+
+    def retry_blocked(self) -> None:
+        """Let files be tried again that have rested long enough."""
+        for name in self.blocked.take_due():
+            # Other names are those of files in other directories, which the reaper finds.
+            if "/" not in name:
+                self.window.add(name)
 
 
 class Store:
@@ -110,7 +120,7 @@ class Store:
         dirs = self.root.queue(queue, create=create)
         if dirs is None:
             return None
-        open_queue = self._queues[queue] = OpenQueue(queue, dirs, self.options.peers)
+        open_queue = self._queues[queue] = OpenQueue(queue, dirs, self.options.peers, self.clock)
         return open_queue
 
     def drop(self, queue: str) -> None:

@@ -8,6 +8,7 @@ import secrets
 
 import structlog
 
+from qworker.kit.directory.blocked import is_about_one_file
 from qworker.kit.store_errors import NOT_A_FILE
 from qworker.message import Lease, Message
 from qworker_vsqs.names import Unit, leased_name
@@ -65,8 +66,22 @@ class VsqsLeases:
     def claim(self, queue: QueueDirectory, limit: int, visibility: float, now: float) -> list[Lease]:
         """Lease up to `limit` messages of the window, the oldest first."""
         leases: list[Lease] = []
+        blocked = queue.blocked
+        queue.retry_blocked()
         while len(leases) < limit and (number := queue.window.take()) is not None:
-            lease = self._claim_one(queue, number, now, visibility)
+            if str(number) in blocked:
+                continue
+            try:
+                lease = self._claim_one(queue, number, now, visibility)
+            except OSError as error:
+                if is_about_one_file(error, queue.side):
+                    blocked.add(str(number), error)
+                    continue
+                if leases:
+                    # The next call finds out whether the store still fails.
+                    break
+                raise
+            blocked.forget(str(number))
             if lease is not None:
                 leases.append(lease)
         return leases

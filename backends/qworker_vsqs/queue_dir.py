@@ -23,6 +23,8 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
+from qworker.clock import Clock
+from qworker.kit.directory.blocked import BlockedFiles
 from qworker.kit.files import (
     CREATE,
     READ,
@@ -78,10 +80,12 @@ class QueueDirectory:
     Args:
         root: Descriptor of the store's directory. The caller closes it.
         name: The queue's name, checked.
+        clock: The store's clock.
     """
 
-    def __init__(self, root: int, name: str) -> None:
+    def __init__(self, root: int, name: str, clock: Clock) -> None:
         self.name = name
+        self.blocked = BlockedFiles(name, ".", clock)
         self.window = IdWindow()
         self.refreshing = asyncio.Lock()
         self.last_id = 0
@@ -106,6 +110,11 @@ class QueueDirectory:
     def _keep(self, fd: int) -> int:
         self._descriptors.append(fd)
         return fd
+
+    def retry_blocked(self) -> None:
+        """Let files be tried again that have rested long enough."""
+        for name in self.blocked.take_due():
+            self.window.add(name)
 
     def close(self) -> None:
         """Close the descriptors. Idempotent."""

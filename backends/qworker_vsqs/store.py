@@ -107,7 +107,7 @@ class VsqsStore:
                 if not create:
                     return None
                 self._create(name)
-            queue = self.queues[name] = QueueDirectory(self.root, name)
+            queue = self.queues[name] = QueueDirectory(self.root, name, self.clock)
         self._watch(queue)
         return queue
 

@@ -225,3 +225,46 @@ async def test_an_item_of_fsq_that_cannot_be_opened_blocks_nothing(
     assert [lease.message.body for lease in await backend.lease("q", 10, 3600.0)] == [b"bad"]
     assert (await backend.stats("q")).blocked == 0
     await backend.aclose()
+
+
+@pytest.mark.parametrize("number", DAMAGE, ids=[errno.errorcode[number] for number in DAMAGE])
+@pytest.mark.parametrize("scheme", ["vsqs", "mq"])
+async def test_a_message_of_another_protocol_that_cannot_be_moved_blocks_nothing(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, scheme: str, number: int
+) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/store", clock=clock)
+    await backend.create("q")
+    (bad,) = await backend.publish("q", [Draft(body=b"bad")])
+    await backend.publish("q", [Draft(body=b"%d" % one) for one in range(5)])
+    refusal = Refusal(monkeypatch, ("rename",), number, name=bad)
+    with structlog.testing.capture_logs() as lines:
+        found = await backend.lease("q", 10, 5.0)
+        assert sorted(lease.message.body for lease in found) == [b"%d" % one for one in range(5)]
+        tried = refusal.tried
+        clock.advance(1.0)
+        assert await backend.lease("q", 10, 5.0) == []
+        assert refusal.tried > tried
+    assert [line["event"] for line in lines] == ["message_blocked"]
+    refusal.number = None
+    clock.advance(2.0)
+    assert [lease.message.body for lease in await backend.lease("q", 10, 5.0)] == [b"bad"]
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("scheme", ["vsqs", "mq"])
+async def test_a_lease_of_another_protocol_that_cannot_be_moved_does_not_keep_the_others(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/store", clock=clock)
+    await backend.create("q")
+    bad, *_ = await backend.publish("q", [Draft(body=b"%d" % one) for one in range(5)])
+    assert len(await backend.lease("q", 10, 5.0)) == 5
+    await backend.reap("q")
+    refusal = Refusal(monkeypatch, ("rename",), errno.EPERM, name=bad)
+    clock.advance(6.0)
+    assert await backend.reap("q") == 4
+    assert refusal.tried
+    refusal.number = None
+    clock.advance(2.0)
+    assert await backend.reap("q") == 1
+    await backend.aclose()

@@ -49,14 +49,13 @@ class BlockedFile(msgspec.Struct, frozen=True):
         return f"{self.directory}/{printable(os.fsdecode(self.name))}: {self.reason}"
 
 
-def is_about_one_file(error: OSError, source: int, target: int, scratch: int) -> bool:
-    """Return whether an error concerns one file, because another one can be moved in the same way.
+def is_about_one_file(error: OSError, scratch: int, *way: int) -> bool:
+    """Return whether an error concerns one file, because another one can be created and moved.
 
     Args:
         error: The error.
-        source: The descriptor of the file's directory.
-        target: The descriptor of the directory to which it was to be moved.
-        scratch: The descriptor of the directory of unfinished files.
+        scratch: The descriptor of a directory in which a file may be created.
+        way: The descriptors of the directories through which it is moved.
     """
     if error.errno in STORE_WIDE:
         return False
@@ -65,7 +64,7 @@ def is_about_one_file(error: OSError, source: int, target: int, scratch: int) ->
     place = scratch
     try:
         os.close(os.open(probe, CREATE, 0o600, dir_fd=scratch))
-        for next_place in (source, target):
+        for next_place in way or (scratch,):
             os.rename(probe, probe, src_dir_fd=place, dst_dir_fd=next_place)
             place = next_place
         return True
@@ -171,11 +170,11 @@ class BlockedFiles(Collection[str]):
     Args:
         queue: The name of the queue.
         directory: The name of the directory.
-        records: The records of the queue.
         clock: The store's clock.
+        records: The records of the queue. None: the protocol has no place for them.
     """
 
-    def __init__(self, queue: str, directory: str, records: BlockedRecords, clock: Clock) -> None:
+    def __init__(self, queue: str, directory: str, clock: Clock, records: BlockedRecords | None = None) -> None:
         self._queue = queue
         self._directory = directory
         self._records = records
@@ -235,12 +234,15 @@ class BlockedFiles(Collection[str]):
         """
         if self._pauses.pop(name, None) is not None:
             self._resting.discard(name)
-            self._records.remove(self._directory, name)
+            if self._records is not None:
+                self._records.remove(self._directory, name)
 
     def _report(self, name: str, error: OSError) -> None:
         reason = error.strerror or str(error)
         shown = f"{self._directory}/{printable(name)}"
         self._log.error(events.MESSAGE_BLOCKED, **{events.QUEUE: self._queue, "file": shown, events.ERROR: reason})
+        if self._records is None:
+            return
         try:
             self._records.add(BlockedFile(self._directory, os.fsencode(name), reason))
         except OSError as refused:

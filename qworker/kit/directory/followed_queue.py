@@ -154,7 +154,7 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
             error: Why it cannot be leased.
             target: The descriptor of the directory to which it was to be moved.
         """
-        if not is_about_one_file(error, source, target, self.files.tmp):
+        if not is_about_one_file(error, self.files.tmp, source, target):
             return False
         self._blocked[source].add(name, error)
         self._has_blocked = True
