@@ -9,6 +9,7 @@ __all__ = [
     "BACKEND_RECOVERED",
     "BACKEND_UNAVAILABLE",
     "CONCURRENCY_LIMITED",
+    "DIRECTORY_REPLACED",
     "DURATION_S",
     "ERROR",
     "ERROR_TYPE",
@@ -77,6 +78,9 @@ BACKEND_UNAVAILABLE = "backend_unavailable"
 BACKEND_RECOVERED = "backend_recovered"
 OBSERVER_FAILED = "observer_failed"
 
+# Level warning. The directory of a store or of a queue was removed or replaced. The one with its path is used, which is
+# created if it does not exist. Field: directory.
+DIRECTORY_REPLACED = "directory_replaced"
 # Level error, once for each file. A file of a directory queue cannot be leased, because it cannot be opened, read or
 # moved. The worker tries it again after growing pauses. Fields: queue, file, error.
 MESSAGE_BLOCKED = "message_blocked"

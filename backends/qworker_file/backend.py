@@ -104,9 +104,8 @@ class FileBackend(Backend):
         """Store messages."""
         check_queue(queue)
         refuse_unsupported("file", DEVIATIONS, drafts)
-        store = self._stores.open()
         with store_errors(f"publish to {queue!r}"):
-            return await publish(store, queue, drafts)
+            return await self._stores.call(lambda store: publish(store, queue, drafts))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from qworker.kit.files import (
 )
 from qworker.kit.store_errors import NOT_EMPTY
 
-__all__ = ["FORMAT", "QueueDir", "create_queue", "open_queue"]
+__all__ = ["FORMAT", "QueueDir", "create_queue", "has_queue", "open_queue"]
 
 FORMAT = 1
 
@@ -47,6 +47,11 @@ class QueueDir(QueueFiles):
         self.item_mode = 0o660 if os.fstat(base).st_mode & stat.S_IWGRP else 0o600
 
     @property
+    def directories(self) -> dict[str, int]:
+        """The descriptors of its directories, by their names."""
+        return {part: getattr(self, part) for part in _PARTS}
+
+    @property
     def is_down(self) -> bool:
         """True if the file `down` exists."""
         return has_entry("down", self.base)
@@ -66,13 +71,24 @@ class QueueDir(QueueFiles):
                 pass
 
 
+def has_queue(root: int, name: str) -> bool:
+    """Return whether a queue exists. A directory of it that was removed is created when the queue is opened."""
+    if is_queue(root, name):
+        return True
+    try:
+        found = os.stat(f"{name}/{_FORMAT_FILE}", dir_fd=root, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISREG(found.st_mode)
+
+
 def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
     """Create a queue under a hidden name, then rename it. An existing one is not changed.
 
     Raises:
         OSError: It cannot be created.
     """
-    if is_queue(root, name):
+    if has_queue(root, name):
         return
     hidden = f".new-{name}-{secrets.token_hex(4)}"
     _make_directory(hidden, mode, root)
@@ -90,7 +106,7 @@ def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
             # If the hidden name is gone, the reply was lost: the queue exists completely.
             if has_entry(hidden, root):
                 remove_whole_tree(hidden, root)
-                if error.errno not in NOT_EMPTY or not is_queue(root, name):
+                if error.errno not in NOT_EMPTY or not has_queue(root, name):
                     raise
         if durable:
             os.fsync(root)
@@ -105,7 +121,7 @@ def open_queue(root: int, name: str) -> QueueDir | None:
         FormatTooNew: A newer release wrote it.
         OSError: It cannot be opened.
     """
-    if not is_queue(root, name):
+    if not has_queue(root, name):
         return None
     try:
         opened = QueueDir(name, os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=root))

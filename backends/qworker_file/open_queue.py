@@ -69,6 +69,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         # Whether the queue may have been paused or resumed since the last check.
         self._is_stirred = True
         self._liveness: LivenessFile | None = None
+        self._outlived: LivenessFile | None = None
         self._leases_as = holder.name
 
     # -- changes -----------------------------------------------------------------------------------------------------
@@ -352,7 +353,11 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         """Stop following a queue that was deleted. Its leases find that out when they end."""
         self._unwatch()
         if self._liveness is not None:
-            self._liveness.abandon()
+            if self.own and self.files.exists:
+                # The directory was moved away, or has lost a part: its leases live until they end.
+                self._outlived = self._liveness
+            else:
+                self._liveness.abandon()
             self._liveness = None
         if not self.own:
             self.files.close()
@@ -367,4 +372,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         if self._liveness is not None:
             self._liveness.close()
             self._liveness = None
+        if self._outlived is not None:
+            # The name may be that of the queue which replaced this one.
+            self._outlived.abandon()
+            self._outlived = None
         self.files.close()

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 
 from qworker.clock import Clock
-from qworker.kit.directory.queue_files import is_queue
 from qworker.kit.directory.retention import prune
 from qworker.kit.directory.store import DirectoryStore
 from qworker.kit.directory.waiter import Waiter
@@ -15,7 +14,7 @@ from qworker.kit.linux import boot_id
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker_file.holder import Holder
-from qworker_file.layout import QueueDir, create_queue, open_queue
+from qworker_file.layout import QueueDir, create_queue, has_queue, open_queue
 from qworker_file.lease import ExpiryClock, FileLease
 from qworker_file.names import reason_name
 from qworker_file.open_queue import OpenQueue
@@ -58,7 +57,7 @@ class Store(DirectoryStore[OpenQueue]):
     # -- queues ------------------------------------------------------------------------------------------------------
 
     def _has_queue(self, name: str) -> bool:
-        return is_queue(self.root, name)
+        return has_queue(self.root, name)
 
     def _open_queue(self, name: str) -> OpenQueue | None:
         files = open_queue(self.root, name)

@@ -107,9 +107,8 @@ class FsqBackend(Backend):
         refuse_unsupported("fsq", self.deviations, drafts)
         if not drafts:
             return []
-        store = self._stores.open()
         with store_errors(f"publish to {queue!r}"):
-            return await publish(store, queue, drafts)
+            return await self._stores.call(lambda store: publish(store, queue, drafts))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

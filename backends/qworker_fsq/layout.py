@@ -26,6 +26,7 @@ __all__ = [
     "Install",
     "QueueDir",
     "QueueExists",
+    "add_missing_parts",
     "has_queue",
     "install",
     "install_host",
@@ -62,6 +63,22 @@ class QueueDir(QueueFiles):
         super().__init__(name, base)
         self.host = host
         self.constants = constants
+
+    @property
+    def path(self) -> str:
+        """The queue's path under the root."""
+        return queue_path(self.name, self.host, self.constants)
+
+    @property
+    def directories(self) -> dict[str, int]:
+        """The descriptors of its directories, by their names."""
+        constants = self.constants
+        return {
+            constants.tmp: self.tmp,
+            constants.queue: self.queue,
+            constants.done: self.done,
+            constants.fail: self.fail,
+        }
 
     @property
     def is_down(self) -> bool:
@@ -252,6 +269,28 @@ def install_host(root: int, name: str, constants: Constants, hosts: tuple[str, .
             _install(parent, host, constants, down=down, triggered=False, durable=True)
     finally:
         os.close(parent)
+
+
+def add_missing_parts(root: int, name: str, constants: Constants) -> bool:
+    """Create the directories of a queue that were removed. Return whether there were any.
+
+    A directory without any of them is not a queue.
+    """
+    base = _base(root, name)
+    try:
+        parts = (constants.tmp, constants.queue, constants.done, constants.fail)
+        missing = [part for part in parts if not has_entry(part, base)]
+        if len(missing) == len(parts):
+            return False
+        for part in missing:
+            try:
+                _make_directory(part, constants, base)
+            except FileExistsError:
+                # Another process was faster.
+                continue
+        return bool(missing)
+    finally:
+        os.close(base)
 
 
 def uninstall(root: int, name: str, constants: Constants, host: str | None = None) -> None:

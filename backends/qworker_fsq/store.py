@@ -11,7 +11,7 @@ from qworker.kit.directory.store import DirectoryStore
 from qworker.kit.directory.waiter import Waiter
 from qworker.kit.files import files_at_once
 from qworker_fsq.environment import group_id, user_id
-from qworker_fsq.layout import QueueExists, has_queue, install, install_host, open_queue
+from qworker_fsq.layout import QueueExists, add_missing_parts, has_queue, install, install_host, open_queue
 from qworker_fsq.open_queue import MOST_LINGERING, OpenQueue
 from qworker_fsq.options import FsqOptions
 from qworker_fsq.publish_plan import Planner
@@ -89,11 +89,14 @@ class Store(DirectoryStore[OpenQueue]):
         try:
             if not has_queue(self.root, name, None, options.constants):
                 install(self.root, name, options.constants, durable=options.sync)
+            else:
+                add_missing_parts(self.root, name, options.constants)
             if options.host is not None:
                 install_host(self.root, name, options.constants, (options.host,))
         except QueueExists:
-            # Another process was faster, or the existing directory is not a queue, and then this raises.
-            if not self._has_queue(name):
+            # Another process was faster, or a directory of the queue was removed, or it is not a queue, and then this
+            # raises.
+            if not add_missing_parts(self.root, name, options.constants) and not self._has_queue(name):
                 raise
 
     # -- wake-ups ----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import heapq
+import time
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -52,6 +53,8 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         self.files = files
         # The leases of this instance, by the names of their items.
         self.own: dict[str, Held] = {}
+        # Monotonic seconds of the last check that its directories have not been replaced.
+        self.checked_at = time.monotonic()
         # Monotonic seconds.
         self._pruned_at = float("-inf")
         self._clock = clock

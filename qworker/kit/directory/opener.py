@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.missing import is_missing, queue_not_found
-from qworker.kit.directory.store import DirectoryStore
+from qworker.kit.directory.store import DirectoryStore, log_replaced
 from qworker.kit.store_errors import store_errors
 from qworker.names import check_queue
 
 __all__ = ["StoreOpener"]
 
 Store = TypeVar("Store", bound=DirectoryStore[Any])
+T = TypeVar("T")
 Queue = TypeVar("Queue", bound=FollowedQueue[Any, Any])
 
 
@@ -33,13 +35,44 @@ class StoreOpener(Generic[Store, Queue]):
         self._directory = directory
         self._make = make
         self.store: Store | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
     def open(self) -> Store:
-        """Return the open store."""
+        """Return the open store. If its directory was removed or replaced, it is opened again.
+
+        Raises:
+            BackendUnavailable: The directory would be in another place: nothing is mounted there, for example.
+        """
         if self.store is None:
             with store_errors(f"open {self._directory}"):
                 self.store = self._make()
+        elif self.store.is_replaced():
+            self._replace(self.store)
         return self.store
+
+    async def call(self, function: Callable[[Store], Awaitable[T]]) -> T:
+        """Call a function with the store, and once more if its directory was removed or replaced meanwhile.
+
+        Raises:
+            OSError: See the function. It has changed nothing if it raises `FileNotFoundError`.
+        """
+        store = self.open()
+        try:
+            return await function(store)
+        except FileNotFoundError:
+            if not store.is_replaced(now=True):
+                raise
+        return await function(self.open())
+
+    def _replace(self, old: Store) -> None:
+        with store_errors(f"open {self._directory}"):
+            old.check_replaceable()
+            self.store = self._make()
+        log_replaced(str(self._directory))
+        # Its leases are lost, and those who wait for messages look again.
+        task = asyncio.get_running_loop().create_task(old.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
@@ -70,3 +103,4 @@ class StoreOpener(Generic[Store, Queue]):
         store, self.store = self.store, None
         if store is not None:
             await store.aclose()
+        await asyncio.gather(*self._closing)

@@ -6,6 +6,8 @@ import os
 import stat
 from typing import ClassVar
 
+from qworker.kit.files import find_identity
+
 __all__ = ["QueueFiles", "is_queue"]
 
 
@@ -35,6 +37,22 @@ class QueueFiles:
         return os.fstat(self.base).st_nlink > 0
 
     @property
+    def path(self) -> str:
+        """The queue's path under the root."""
+        return self.name
+
+    @property
+    def directories(self) -> dict[str, int]:
+        """The descriptors of its directories, by their names."""
+        raise NotImplementedError
+
+    def is_in_place(self, root: int) -> bool:
+        """Return whether the queue and its directories still have their names under the root."""
+        return find_identity(self.path, root) == _identity(self.base) and all(
+            find_identity(name, self.base) == _identity(fd) for name, fd in self.directories.items()
+        )
+
+    @property
     def is_down(self) -> bool:
         """Whether the queue is paused."""
         raise NotImplementedError
@@ -51,6 +69,11 @@ class QueueFiles:
             if fd >= 0:
                 setattr(self, part, -1)
                 os.close(fd)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 def is_queue(root: int, path: str, ready: str = "queue") -> bool:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import abc
 import asyncio
 import os
+import time
 from collections.abc import Collection, Sequence
 from typing import Any, Generic, TypeVar
 
+import structlog
+
+from qworker import log_events as events
 from qworker.clock import Clock
 from qworker.kit.directory.followed_queue import FollowedQueue
+from qworker.kit.directory.place import Place
 from qworker.kit.directory.root import most_leases, open_root, warn_of_limit
 from qworker.kit.directory.waiter import Waiter
 from qworker.kit.file_system import FileSystem
@@ -17,7 +22,10 @@ from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Inotify
 from qworker.names import is_queue_name
 
-__all__ = ["DirectoryStore"]
+__all__ = ["DirectoryStore", "log_replaced"]
+
+# Seconds between two checks whether a directory was removed or replaced.
+_CHECK_EVERY = 1.0
 
 Queue = TypeVar("Queue", bound=FollowedQueue[Any, Any])
 
@@ -37,7 +45,11 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
 
     def __init__(self, directory: str, clock: Clock, *, mode: int, sync: bool) -> None:
         self.clock = clock
+        self.directory = directory
         self.root = open_root(directory, mode)
+        self._place = Place(directory, self.root)
+        self._placed_at = time.monotonic()
+        self._is_replaced = False
         self.system = FileSystem(self.root)
         # None: what is stored survives the process, but not a power failure.
         self.group_commit = GroupCommit(self.root, self.system) if sync else None
@@ -78,6 +90,28 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
             for waiter in self._waiters:
                 waiter.wake()
 
+    # -- directories that people remove or replace -------------------------------------------------------------------
+
+    def is_replaced(self, *, now: bool = False) -> bool:
+        """Return whether the path leads to another directory, or to none. It is checked once a second.
+
+        Args:
+            now: Whether it is checked now in any case.
+        """
+        moment = time.monotonic()
+        if now or self._is_replaced or moment - self._placed_at >= _CHECK_EVERY:
+            self._placed_at = moment
+            self._is_replaced = not self._place.is_current()
+        return self._is_replaced
+
+    def check_replaceable(self) -> None:
+        """Check that the path may be opened again.
+
+        Raises:
+            OSError: The directory would be in another place than this one was.
+        """
+        self._place.check_replaceable()
+
     # -- queues ------------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
@@ -101,8 +135,11 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         """
 
     def get_open(self, name: str) -> Queue | None:
-        """Return a queue if it is open. Another process may have deleted it."""
-        return self._queues.get(name)
+        """Return a queue if it is open. Another process may have deleted it within the last second."""
+        queue = self._queues.get(name)
+        if queue is not None and time.monotonic() - queue.checked_at >= _CHECK_EVERY:
+            return self.get(name)
+        return queue
 
     def get(self, name: str) -> Queue | None:
         """Return an open queue, or None if it does not exist.
@@ -112,7 +149,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         """
         queue = self._queues.get(name)
         if queue is not None:
-            if queue.files.exists:
+            if self._is_in_place(queue):
                 return queue
             self.drop_deleted(name)
         queue = self._open_queue(name)
@@ -120,10 +157,22 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
             self._queues[name] = queue
         return queue
 
+    def _is_in_place(self, queue: Queue) -> bool:
+        now = time.monotonic()
+        if now - queue.checked_at < _CHECK_EVERY:
+            return bool(queue.files.exists)
+        queue.checked_at = now
+        return bool(queue.files.is_in_place(self.root))
+
     def drop_deleted(self, name: str) -> None:
-        """Close a queue that was deleted. Its leases are found lost when they end."""
+        """Close a queue that was deleted, or whose directories were removed or replaced.
+
+        Leases in a directory that is gone are found lost when they end.
+        """
         queue = self._queues.get(name)
-        if queue is not None and not queue.files.exists:
+        if queue is not None and not queue.files.is_in_place(self.root):
+            if queue.files.exists:
+                log_replaced(os.path.join(self.directory, name))
             del self._queues[name]
             # Its descriptors are about to be closed.
             self._stop_listening(queue)
@@ -208,3 +257,8 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
             queue.close()
         self._inotify.close()
         os.close(self.root)
+
+
+def log_replaced(directory: str) -> None:
+    """Log that a directory was removed or replaced, and that the one with its path is used from now on."""
+    structlog.get_logger("qworker.directory").warning(events.DIRECTORY_REPLACED, directory=directory)
