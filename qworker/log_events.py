@@ -24,6 +24,7 @@ __all__ = [
     "MESSAGE_ISOLATED",
     "MESSAGE_RELEASED",
     "MESSAGE_RETRIED",
+    "MESSAGE_TOO_LARGE",
     "OBSERVER_FAILED",
     "OUTCOME",
     "QUEUE",
@@ -54,6 +55,8 @@ MESSAGE_FAILED = "message_failed"
 MESSAGE_RELEASED = "message_released"
 # Level info. The last attempt of the message waits until no other message runs in this worker.
 MESSAGE_ISOLATED = "message_isolated"
+# Level error, once for each message and worker. The body is larger than `max_body` of the URL. The message stays.
+MESSAGE_TOO_LARGE = "message_too_large"
 # Level warning. Another worker may hold the message, and this worker's outcome does not count.
 LEASE_LOST = "lease_lost"
 # Level error. The store did not answer before the lease expired.

@@ -24,6 +24,8 @@ class ClaimResult(Enum):
     BUSY = auto()
     # It cannot be a message, and is now in fail/.
     FAILED = auto()
+    # Its body is larger than `max_body`: it stays where it is, and is tried again later.
+    TOO_LARGE = auto()
 
 
 def give_own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str, Item]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import heapq
 import os
 import time
@@ -14,12 +15,14 @@ from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify
 from qworker.kit.store_errors import FULL
+from qworker_file import foreign
 from qworker_file.foreign import ClaimResult
 from qworker_file.holder import DETACHED, Holder
 from qworker_file.layout import QueueDir
-from qworker_file.lease import ExpiryClock, FileLease, claim
+from qworker_file.lease import ExpiryClock, FileLease, claim, read_large_body
 from qworker_file.lease_end import release
 from qworker_file.names import parse_delay
+from qworker_file.oversized import OversizedFiles
 from qworker_file.read_ahead import ReadAhead
 from qworker_file.reap import QueueReaper
 
@@ -52,8 +55,9 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         local_time: bool,
         rescan: float,
     ) -> None:
-        self._ready = Window(files.queue, local=local_disk)
-        self._delayed = Window(files.delay, local=local_disk)
+        self._oversized = OversizedFiles(files)
+        self._ready = Window(files.queue, local=local_disk, skip=self._oversized.pauses)
+        self._delayed = Window(files.delay, local=local_disk, skip=self._oversized.pauses)
         super().__init__(files, clock, inotify, (self._ready, self._delayed), local_disk=local_disk, rescan=rescan)
         self._holder = holder
         self._local_time = local_time
@@ -126,6 +130,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             self._is_stirred = True
             return False
         self._retry_busy()
+        self._retry_oversized()
         self._take_due()
         if self._ready or self._due:
             return True
@@ -211,8 +216,12 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 claimed.expires_at, claimed.deadline = expires_at, deadline
                 leases.append(claimed)
                 self.own[claimed.item] = claimed
-            elif source == files.queue:
-                self._skip(name, claimed)
+                if claimed.is_unread:
+                    # The caller begins to extend these leases before it gets more.
+                    await self._read_large(claimed, leases)
+                    return
+            else:
+                self._skip(source, name, claimed)
             began, moment = moment, time.perf_counter()
             self._read_ahead.claimed(moment - began)
             if moment > turn_ends:
@@ -220,12 +229,46 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 moment = time.perf_counter()
                 turn_ends = moment + _TURN
 
-    def _skip(self, name: str, result: ClaimResult) -> None:
-        """Continue after a name of queue/ that gave no lease."""
+    async def _read_large(self, lease: FileLease, leases: list[FileLease]) -> None:
+        """Read the body of the last lease off the loop. If it cannot be read, the lease ends.
+
+        Raises:
+            OSError: It cannot be read, and there are no other leases.
+        """
+        try:
+            await read_large_body(lease)
+        except OSError as error:
+            leases.remove(lease)
+            self.own.pop(lease.item, None)
+            release(lease, self._clock.time())
+            if error.errno == errno.EIO:
+                foreign.move_to_failed(self.files, self.files.queue, lease.item, f"cannot be read: {error.strerror}")
+                return
+            self.added([lease.item], [], returned=True)
+            if not leases:
+                raise
+
+    def _skip(self, source: int, name: str, result: ClaimResult) -> None:
+        """Continue after a name that gave no lease."""
+        if result is ClaimResult.TOO_LARGE:
+            self._oversized.skip(source, name, self._clock.monotonic())
+            return
+        if source != self.files.queue:
+            return
         if result is ClaimResult.BUSY:
             self._try_later(name)
         if result is not ClaimResult.FAILED:
             self._ready.skip_taken(name, self._is_ready)
+
+    def _retry_oversized(self) -> None:
+        """Offer the files again that were too large, if their pause is over."""
+        for directory, name in self._oversized.take_due(self._clock.monotonic()):
+            if has_entry(name, directory):
+                (self._ready if directory == self.files.queue else self._delayed).add(name)
+
+    def until_check(self) -> float:
+        """Return the seconds until a file is tried again, or the directories are listed again."""
+        return min(super().until_check(), max(self._oversized.next_at() - self._clock.monotonic(), 0.001))
 
     def _is_ready(self, name: str) -> bool:
         return has_entry(name, self.files.queue)

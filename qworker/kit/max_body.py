@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from qworker.errors import InvalidURL, MessageTooLarge, UsageError
 from qworker.message import Draft
 from qworker.size import format_size, parse_size
 from qworker.url import BackendURL
 
-__all__ = ["DEFAULT_MAX_BODY", "MAX_BODY", "check_bodies", "describe_too_large", "max_body"]
+__all__ = ["DEFAULT_MAX_BODY", "MAX_BODY", "check_batches", "check_bodies", "describe_too_large", "max_body"]
 
 # The name of the option, for `BackendURL.only`.
 MAX_BODY = "max_body"
@@ -52,6 +52,13 @@ def check_bodies(drafts: Iterable[Draft], most: int | None) -> None:
         for draft in drafts:
             if len(draft.body) > most:
                 raise MessageTooLarge(describe_too_large(len(draft.body), most))
+
+
+def check_batches(batches: Iterable[Sequence[Draft]], most: int | None) -> Iterator[Sequence[Draft]]:
+    """Yield batches of drafts, each after `check_bodies`."""
+    for drafts in batches:
+        check_bodies(drafts, most)
+        yield drafts
 
 
 def describe_too_large(size: int, most: int) -> str:
