@@ -115,7 +115,7 @@ class MemoryBackend(Backend):
             if content is None or content.paused:
                 return []
             now = self._clock.time()
-            return content.lease(limit, self._name or "memory", now, now + visibility)
+            return content.lease(limit, self._name or "memory", now, now + visibility, self.max_body)
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a ready message. The wait also ends when a message becomes due."""
