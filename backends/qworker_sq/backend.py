@@ -41,6 +41,7 @@ class SqBackend(Backend):
         "fields": "a record consists of its bytes only",
         "keep_done": "a segment is deleted when every channel has read it",
         "argv": "a record consists of its bytes only",
+        "max_body_stored": "the size of a segment limits that of a record; a reader of the log reads whole records",
     }
 
     def __init__(self, url: BackendURL, options: SqOptions, clock: Clock = SYSTEM_CLOCK) -> None:

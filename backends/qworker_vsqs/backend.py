@@ -49,7 +49,7 @@ class VsqsBackend(Backend):
         self.directory = url.directory
         self._store = VsqsStore(self.directory, options, clock)
         self._publisher = VsqsPublisher(self._store)
-        self._leases = VsqsLeases(options.unit)
+        self._leases = VsqsLeases(options.unit, options.max_body)
         self.history = directory_history(url, self._store.path, default=False, clock=clock)
 
     @classmethod
