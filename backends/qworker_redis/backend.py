@@ -189,6 +189,6 @@ class RedisBackend(Backend):
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Check the server."""
-        from qworker_redis.doctor import check_server
+        from qworker_redis.doctor import check_message_sizes, check_server
 
-        return await check_server(url, NATIVE)
+        return [*await check_server(url, NATIVE), *await check_message_sizes(url)]

@@ -193,6 +193,8 @@ class VsqsBackend(Backend):
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Check the directory."""
+        from qworker.kit.directory.body_sizes import examine_bodies
         from qworker.kit.directory.doctor import examine_directory
 
-        return await examine_directory(url.directory)
+        checks = await examine_directory(url.directory)
+        return checks + await examine_bodies(url.directory, ("*",), VsqsOptions.from_url(url).max_body)

@@ -9,7 +9,14 @@ from qworker.message import Draft
 from qworker.size import format_size, parse_size
 from qworker.url import BackendURL
 
-__all__ = ["DEFAULT_MAX_BODY", "MAX_BODY", "check_batches", "check_bodies", "describe_too_large", "max_body"]
+__all__ = [
+    "DEFAULT_MAX_BODY",
+    "MAX_BODY",
+    "check_batches",
+    "check_bodies",
+    "describe_too_large",
+    "max_body",
+]
 
 # The name of the option, for `BackendURL.only`.
 MAX_BODY = "max_body"
