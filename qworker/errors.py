@@ -9,6 +9,7 @@ QworkerError
 │   ├── DuplicateTask        a task name or raw handler registered twice
 │   ├── MissingExtra         an optional dependency that is not installed
 │   ├── AppImportError       `module:attribute` cannot be imported
+│   ├── MessageTooLarge      a body that is larger than `max_body` of the backend's URL
 │   └── NotSupported         the backend's protocol does not support what was requested
 ├── BackendError             the store cannot carry out an operation
 │   ├── BackendUnavailable   the store cannot be reached (exit status 3 at start)
@@ -37,6 +38,7 @@ __all__ = [
     "InvalidName",
     "InvalidURL",
     "LeaseLost",
+    "MessageTooLarge",
     "MissingExtra",
     "NotSupported",
     "PermissionDenied",
@@ -93,6 +95,10 @@ class MissingExtra(UsageError):
 
 class AppImportError(UsageError):
     """`module:attribute` cannot be imported."""
+
+
+class MessageTooLarge(UsageError):
+    """A body that is larger than `max_body` of the backend's URL. Nothing of its batch is stored."""
 
 
 class NotSupported(UsageError):

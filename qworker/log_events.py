@@ -26,6 +26,7 @@ __all__ = [
     "MESSAGE_ISOLATED",
     "MESSAGE_RELEASED",
     "MESSAGE_RETRIED",
+    "MESSAGE_TOO_LARGE",
     "OBSERVER_FAILED",
     "OUTCOME",
     "QUEUE",
@@ -56,6 +57,8 @@ MESSAGE_FAILED = "message_failed"
 MESSAGE_RELEASED = "message_released"
 # Level info. The last attempt of the message waits until no other message runs in this worker.
 MESSAGE_ISOLATED = "message_isolated"
+# Level error, once for each message and worker. The body is larger than `max_body` of the URL. The message stays.
+MESSAGE_TOO_LARGE = "message_too_large"
 # Level warning. Another worker may hold the message, and this worker's outcome does not count.
 LEASE_LOST = "lease_lost"
 # Level error. The store did not answer before the lease expired.
@@ -82,7 +85,7 @@ OBSERVER_FAILED = "observer_failed"
 # created if it does not exist. Field: directory.
 DIRECTORY_REPLACED = "directory_replaced"
 # Level error, once for each file. A file of a directory queue cannot be leased, because it cannot be opened, read or
-# moved. The worker tries it again after growing pauses. Fields: queue, file, error.
+# moved. The worker tries it again after growing pauses. Fields: queue, file, reason.
 MESSAGE_BLOCKED = "message_blocked"
 
 # -- the history -------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from qworker.kit.directory.wait import wait_for_work
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
 from qworker.kit.files import check_writable
+from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import check_limit
@@ -61,6 +62,7 @@ class FileBackend(Backend):
         self.directory = Path(directory)
         self._clock = clock
         self._options = given
+        self.max_body = given.max_body
         self._stores: StoreOpener[Store, OpenQueue] = StoreOpener(
             self.directory, lambda: Store(directory, clock, given, detached=remote_leases)
         )
@@ -75,8 +77,8 @@ class FileBackend(Backend):
         """Create an instance for `file:///abs/dir` or `file://./rel`.
 
         The options are `?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`,
-        `?poll_interval=DURATION` and `?dir_mode=0700|0750|0770|02770`, and for the history `?history=0|1` and
-        `?keep_history=7d,512M`.
+        `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770` and `?max_body=SIZE|none`, and for the history
+        `?history=0|1` and `?keep_history=7d,512M`.
         """
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
 
@@ -104,6 +106,7 @@ class FileBackend(Backend):
         """Store messages."""
         check_queue(queue)
         refuse_unsupported("file", DEVIATIONS, drafts)
+        check_bodies(drafts, self.max_body)
         with store_errors(f"publish to {queue!r}"):
             return await self._stores.call(lambda store: publish(store, queue, drafts))
 

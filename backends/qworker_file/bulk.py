@@ -29,6 +29,7 @@ from qworker.bulk.load_files import LoadFiles, incomplete_loads
 from qworker.errors import PublishUncertain
 from qworker.kit.directory.opener import StoreOpener
 from qworker.kit.files import DIRECTORY, list_names, remove_empty, remove_tree
+from qworker.kit.max_body import check_batches
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Draft
@@ -97,12 +98,13 @@ class FileBulkWriter(BulkWriter):
             store = self._stores.open()
             files = store.get_or_create(self.queue).files
             directory = self._folder().make_run(run)
+            checked = check_batches(batches, store.options.max_body)
             try:
                 name = f"{partition}.{attempt}"
                 flusher = BackgroundSync(store.root) if store.options.sync else None
                 try:
                     count, size = write_partition(
-                        directory, name, batches, mode=files.item_mode, clock=store.clock, flusher=flusher
+                        directory, name, checked, mode=files.item_mode, clock=store.clock, flusher=flusher
                     )
                     if flusher is not None:
                         await run_in_thread(BlockingCall.STAGE, flusher.finish)

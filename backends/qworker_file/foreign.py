@@ -26,6 +26,8 @@ class ClaimResult(Enum):
     FAILED = auto()
     # It cannot be opened, read or moved: try later.
     BLOCKED = auto()
+    # Its body is larger than `max_body`: it stays where it is, and is tried again later.
+    TOO_LARGE = auto()
 
 
 def give_own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str, Item]:

@@ -14,8 +14,11 @@ import stat
 import threading
 from collections.abc import Sequence
 
+import msgspec
+
 from qworker.clock import Clock
 from qworker.errors import BackendUnavailable
+from qworker.kit.body_slices import ON_LOOP, read_in_slices
 from qworker.kit.files import READ, read_all
 from qworker.kit.linux import has_writer
 from qworker.kit.store_errors import DAMAGED, UNREADABLE
@@ -25,7 +28,7 @@ from qworker_file.foreign import ClaimResult
 from qworker_file.layout import QueueDir
 from qworker_file.names import MAX_OWN, Item, byte_length, delay_name, lease_name, parse_item
 
-__all__ = ["ExpiryClock", "FileLease", "claim", "extend", "make_lease", "try_rename"]
+__all__ = ["ExpiryClock", "FileLease", "claim", "extend", "make_lease", "read_large_body", "try_rename"]
 
 _READ_QUIETLY = READ | os.O_NOATIME
 
@@ -42,6 +45,8 @@ class FileLease(Lease, kw_only=True, eq=False):
     fd: int = -1
     # Whether the descriptor has the flock that keeps fsq programs away from it.
     locked: bool = False
+    # Whether its body is still to be read, off the loop.
+    is_unread: bool = False
     # Whether names/ has a second link to it.
     indexed: bool = False
     # This process's monotonic time at which it ends.
@@ -131,6 +136,8 @@ def _claim_open(
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         return foreign.move_to_failed(files, source, name, "not a regular file")
+    if files.max_body is not None and status.st_size > files.max_body:
+        return ClaimResult.TOO_LARGE
     parsed = parse_item(item, local=local)
     locked = _lock(fd)
     # A name of qworker is given to one file only. Any other name may be given to the next file too.
@@ -159,13 +166,14 @@ def _read_claimed(
 ) -> FileLease | ClaimResult:
     """Read a file that is now in lease/."""
     token = max(status.st_mtime_ns + 1, int(now * 1e9))
+    is_large = status.st_size > ON_LOOP
     try:
         os.utime(fd, ns=(token, token))
-        body = read_all(fd, status.st_size)
+        body = b"" if is_large else read_all(fd, status.st_size)
     except OSError as error:
         if error.errno == errno.EPERM:
             # It is another user's file: its time cannot be set, and only the clock makes the token rise.
-            body = read_all(fd, status.st_size)
+            body = b"" if is_large else read_all(fd, status.st_size)
         elif error.errno in DAMAGED:
             os.rename(path, item, src_dir_fd=files.lease, dst_dir_fd=files.queue)
             return foreign.move_to_failed(files, files.queue, item, f"it cannot be read: {error.strerror}")
@@ -174,7 +182,18 @@ def _read_claimed(
             raise
     lease = make_lease(files, fd, status, item, parsed, path, token, body)
     lease.locked = locked
+    lease.is_unread = is_large
     return lease
+
+
+async def read_large_body(lease: FileLease) -> None:
+    """Read the body of a lease that `claim` has left unread.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    lease.message = msgspec.structs.replace(lease.message, body=await read_in_slices(lease.fd))
+    lease.is_unread = False
 
 
 def make_lease(

@@ -14,11 +14,13 @@ from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify
-from qworker.kit.store_errors import FULL
+from qworker.kit.max_body import describe_too_large
+from qworker.kit.store_errors import DAMAGED, FULL
+from qworker.log_events import MESSAGE_TOO_LARGE
 from qworker_file.foreign import ClaimResult, move_to_failed
 from qworker_file.holder import DETACHED, Holder
 from qworker_file.layout import QueueDir
-from qworker_file.lease import ExpiryClock, FileLease, claim
+from qworker_file.lease import ExpiryClock, FileLease, claim, read_large_body
 from qworker_file.lease_end import release
 from qworker_file.names import LAST_DUE_MS, delay_name, is_delay_name, is_due_time, parse_delay
 from qworker_file.read_ahead import ReadAhead
@@ -255,8 +257,12 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 claimed.expires_at, claimed.deadline = expires_at, deadline
                 leases.append(claimed)
                 self.own[claimed.item] = claimed
-            elif source == self.files.queue:
-                self._skip(name, claimed)
+                if claimed.is_unread:
+                    # The caller begins to extend these leases before it gets more.
+                    await self._read_large(claimed, leases)
+                    return
+            else:
+                self._skip(source, name, claimed)
             began, moment = moment, time.perf_counter()
             self._read_ahead.claimed(moment - began)
             if moment > turn_ends:
@@ -274,16 +280,50 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             # The store failed, not the message, which is tried again.
             self.added(*(([name], []) if source == files.queue else ([], [name])), returned=True)
             raise
-        if self._has_blocked:
+        if self._has_blocked and claimed is not ClaimResult.TOO_LARGE:
             self._unblock(source, name)
         return claimed
 
-    def _skip(self, name: str, result: ClaimResult) -> None:
-        """Continue after a name of queue/ that gave no lease."""
+    async def _read_large(self, lease: FileLease, leases: list[FileLease]) -> None:
+        """Read the body of the last lease off the loop. If it cannot be read, the lease ends.
+
+        Raises:
+            OSError: It cannot be read, and there are no other leases.
+        """
+        try:
+            await read_large_body(lease)
+        except OSError as error:
+            leases.remove(lease)
+            self.own.pop(lease.item, None)
+            release(lease, self._clock.time())
+            if error.errno in DAMAGED:
+                move_to_failed(self.files, self.files.queue, lease.item, f"it cannot be read: {error.strerror}")
+                return
+            self.added([lease.item], [], returned=True)
+            if not leases:
+                raise
+
+    def _skip(self, source: int, name: str, result: ClaimResult) -> None:
+        """Continue after a name that gave no lease."""
+        if result is ClaimResult.TOO_LARGE:
+            self._set_aside(source, name)
+            return
+        if source != self.files.queue:
+            return
         if result is ClaimResult.BUSY:
             self._try_later(name)
         if result in {ClaimResult.BUSY, ClaimResult.GONE}:
             self._ready.skip_taken(name, self._is_ready)
+
+    def _set_aside(self, source: int, name: str) -> None:
+        """Let a file rest that is larger than `max_body`."""
+        try:
+            size = os.stat(name, dir_fd=source, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return
+        reason = describe_too_large(size, self.files.max_body or 0)
+        self._blocked[source].add(name, reason, event=MESSAGE_TOO_LARGE)
+        self._has_blocked = True
 
     def _is_ready(self, name: str) -> bool:
         return has_entry(name, self.files.queue)

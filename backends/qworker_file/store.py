@@ -63,6 +63,7 @@ class Store(DirectoryStore[OpenQueue]):
         files = open_queue(self.root, name)
         if files is None:
             return None
+        files.max_body = self.options.max_body
         poll_interval = self.options.poll_interval
         return OpenQueue(
             files,

@@ -14,6 +14,7 @@ from qworker.kit.directory.wait import wait_for_work
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
 from qworker.kit.files import check_writable
+from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
@@ -62,6 +63,7 @@ class FsqBackend(Backend):
     ) -> None:
         self._url = url
         self._options = options
+        self.max_body = options.max_body
         self.directory = parse_root(url, options.constants)
         self._directory = str(self.directory)
         self._clock = clock
@@ -75,7 +77,7 @@ class FsqBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """Create an instance for `fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&sync=full|off]`.
+        """Create an instance for `fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&sync=full|off&max_body=SIZE]`.
 
         The other options are those of `FsqOptions`, such as `keep_done=all|none|AGE|N-messages`. `fsq:` means FSQ_ROOT.
         """
@@ -105,6 +107,7 @@ class FsqBackend(Backend):
         """Store messages."""
         check_queue(queue)
         refuse_unsupported("fsq", self.deviations, drafts)
+        check_bodies(drafts, self.max_body)
         if not drafts:
             return []
         with store_errors(f"publish to {queue!r}"):

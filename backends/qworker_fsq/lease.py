@@ -40,6 +40,8 @@ class SkipReason(Enum):
     REFUSED = auto()
     # It cannot be processed, and is in fail/ now.
     FAILED = auto()
+    # Its body is larger than `max_body`: it stays where it is, and is tried again later.
+    TOO_LARGE = auto()
 
 
 # The items that this process has locked: a forked child would keep the locks after its parent's death.
@@ -222,6 +224,8 @@ def _claim(
     due = read_due(status)
     if due is not None and due > now:
         return due
+    if files.max_body is not None and status.st_size > files.max_body:
+        return SkipReason.TOO_LARGE
     reason = limits.why_exhausted(item.tries, item.enqueued_at, now)
     if reason is not None:
         return _fail(files, name, reason)

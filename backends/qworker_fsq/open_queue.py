@@ -18,6 +18,7 @@ from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify, ignore
+from qworker.kit.large_messages import LargeMessages
 from qworker_fsq.environment import ItemLimits
 from qworker_fsq.layout import QueueDir
 from qworker_fsq.lease import ClaimedItem, FsqLease, SkipReason, claim, make_message
@@ -75,6 +76,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         self._blocked = {files.queue: BlockedFiles(files.name, "queue", clock, BlockedRecords(files.base))}
         self.trigger = files.open_trigger()
         self._limits = limits
+        self._large = LargeMessages(files.max_body)
         self._most_lingering = most_lingering
         # Items that are finished and still locked: (the loop's time of the end, item).
         self._lingering: deque[tuple[float, ClaimedItem]] = deque()
@@ -221,10 +223,21 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         elif claimed is SkipReason.GONE:
             self._pauses.pop(name, None)
             self._window.skip_taken(name, self._is_ready)
+        elif claimed is SkipReason.TOO_LARGE:
+            self._skip_large(name)
         elif claimed is not SkipReason.FAILED:
             self._put_off.add(name)
             self._try_later(name)
         return None
+
+    def _skip_large(self, name: str) -> None:
+        try:
+            size = os.stat(name, dir_fd=self.files.queue, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return
+        self._put_off.add(name)
+        now = asyncio.get_running_loop().time()
+        heapq.heappush(self._busy, (self._large.skip(self.files.name, name, size, now), name))
 
     def _make_lease(self, claimed: ClaimedItem, now: float, visibility: float) -> FsqLease:
         try:

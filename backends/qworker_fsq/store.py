@@ -54,6 +54,7 @@ class Store(DirectoryStore[OpenQueue]):
         files = open_queue(self.root, name, self.options.constants, self.options.host)
         if files is None:
             return None
+        files.max_body = self.options.max_body
         return OpenQueue(
             files,
             self.clock,

@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.store import NO_HISTORY
+from qworker.kit.max_body import DEFAULT_MAX_BODY, MAX_BODY, check_bodies, max_body
 from qworker.kit.parts import WHOLE, bad_part
 from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.kit.wait import wait_for_ready
@@ -39,6 +40,7 @@ class MemoryBackend(Backend):
         keep_done: How long acked messages are kept.
         keep_failed: How long failed messages are kept.
         history: Whether events are kept.
+        max_body: The largest body in bytes. None: any size.
     """
 
     shared: ClassVar[bool] = False
@@ -51,8 +53,10 @@ class MemoryBackend(Backend):
         keep_done: RetentionPolicy = KEEP_NONE,
         keep_failed: RetentionPolicy = KEEP_ALL,
         history: bool = True,
+        max_body: int | None = DEFAULT_MAX_BODY,
     ) -> None:
         self._name = name
+        self.max_body = max_body
         self._clock = clock
         self._kept = {State.DONE: keep_done, State.FAILED: keep_failed}
         # When each queue was last searched for finished messages to delete.
@@ -62,14 +66,15 @@ class MemoryBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """Make an instance for `memory:` or `memory://NAME`, with `keep_done`, `keep_failed` and `history`."""
-        url.only({*KEEP_OPTIONS, "history"})
+        """Make an instance for `memory:` or `memory://NAME`, with `keep_done`, `keep_failed`, `history`, `max_body`."""
+        url.only({*KEEP_OPTIONS, "history", MAX_BODY})
         return cls(
             url.authority + url.path,
             clock=clock,
             keep_done=keep_done(url),
             keep_failed=keep_failed(url),
             history=url.boolean("history", True),
+            max_body=max_body(url, DEFAULT_MAX_BODY),
         )
 
     async def open(self) -> None:
@@ -92,6 +97,7 @@ class MemoryBackend(Backend):
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""
         check_queue(queue)
+        check_bodies(drafts, self.max_body)
         now = self._clock.time()
         with self._store.lock:
             content = self._store.get_or_create(queue)
@@ -109,7 +115,7 @@ class MemoryBackend(Backend):
             if content is None or content.paused:
                 return []
             now = self._clock.time()
-            return content.lease(limit, self._name or "memory", now, now + visibility)
+            return content.lease(limit, self._name or "memory", now, now + visibility, self.max_body)
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a ready message. The wait also ends when a message becomes due."""

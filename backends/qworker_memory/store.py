@@ -13,10 +13,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from operator import attrgetter
 
 import msgspec
+import structlog
 
 from qworker.errors import QueueNotFound
 from qworker.history.memory import MemoryHistory
 from qworker.kit.browse import Chosen, Place, browse_rows
+from qworker.kit.max_body import describe_too_large
+from qworker.log_events import MESSAGE_TOO_LARGE
 from qworker.message import (
     Draft,
     Lease,
@@ -35,6 +38,10 @@ __all__ = ["MemoryEntry", "MemoryQueue", "MemoryStore", "MemoryWaiter"]
 
 # The order within a state, the order of publishing, and the id.
 _Row = tuple[float, int, str]
+# Seconds until a message that is too large is tried again.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 60.0, 600.0
+
+_log = structlog.get_logger("qworker.memory")
 
 
 class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
@@ -188,16 +195,28 @@ class MemoryQueue:
             self.put(entry, State.READY)
         return message_id
 
-    def lease(self, limit: int, holder: str, now: float, expires_at: float) -> list[Lease]:
-        """Lease up to `limit` ready messages."""
+    def lease(self, limit: int, holder: str, now: float, expires_at: float, max_body: int | None = None) -> list[Lease]:
+        """Lease up to `limit` ready messages. Those that are larger than `max_body` are delayed."""
         self.make_ready(State.DELAYED, now)
         leases: list[Lease] = []
         while len(leases) < limit and (entry := self.first(State.READY)) is not None:
+            if max_body is not None and len(entry.message.body) > max_body:
+                self._delay_large(entry, max_body, now)
+                continue
             entry.token += 1
             entry.holder = holder
             self.put(entry, State.LEASED, expires_at)
             leases.append(Lease(message=entry.message, token=entry.token, expires_at=expires_at))
         return leases
+
+    def _delay_large(self, entry: MemoryEntry, max_body: int, now: float) -> None:
+        """Delay a message for as long as it has waited, so that its pauses grow. Report it once."""
+        first = entry.error
+        entry.error = describe_too_large(len(entry.message.body), max_body)
+        if entry.error != first:
+            _log.error(MESSAGE_TOO_LARGE, queue=self.name, message_id=entry.message.id, reason=entry.error)
+        pause = max(_SHORTEST_PAUSE, min(now - entry.message.enqueued_at, _LONGEST_PAUSE))
+        self.put(entry, State.DELAYED, now + pause)
 
     def settle(self, entry: MemoryEntry, settlement: Settlement, now: float, *, keep_done: bool) -> None:
         """End the lease of an entry."""

@@ -23,6 +23,7 @@ from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
 from qworker.kit.files import check_writable
+from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
@@ -71,6 +72,7 @@ class MqBackend(Backend):
     def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._url = url
         self._options = MqOptions.from_url(url)
+        self.max_body = self._options.max_body
         self._clock = clock
         self.directory = self._path = url.directory
         self.history = directory_history(url, self._path, default=False, clock=clock)
@@ -81,7 +83,7 @@ class MqBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """Create an instance for `mq:///root[?peers=N&sync=full|off&daemons=0&delay=DURATION]`."""
+        """Create an instance for `mq:///root`, with the options of `MqOptions`."""
         return cls(url, clock=clock, remote_leases=remote_leases)
 
     async def open(self) -> None:
@@ -141,6 +143,7 @@ class MqBackend(Backend):
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""
         refuse_unsupported("mq", self.deviations, drafts, takes_id=is_uuid)
+        check_bodies(drafts, self.max_body)
         with store_errors(self._doing):
             self._open_store()
             return await self._shield(self._publisher.publish(queue, drafts))
@@ -266,6 +269,8 @@ class MqBackend(Backend):
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Check the directory."""
+        from qworker.kit.directory.body_sizes import examine_bodies
         from qworker.kit.directory.doctor import examine_directory
 
-        return await examine_directory(url.directory)
+        checks = await examine_directory(url.directory)
+        return checks + await examine_bodies(url.directory, ("queues/*",), MqOptions.from_url(url).max_body)

@@ -92,7 +92,9 @@ async def _lease_ready(
 def _try_lease(
     store: Store, queue: OpenQueue, message_id: str, visibility: float, holder: str, locked: list[str]
 ) -> MqLease | None:
-    """Lease a ready message. None: it is gone, or locked, or it is not a message."""
+    """Lease a ready message. None: it is gone, or locked, or it is too large or not a message."""
+    if store.large.waits(queue.name, message_id, time.monotonic()):
+        return None
     try:
         return _lease_one(store, queue, message_id, visibility, holder)
     except MessageLocked:
@@ -104,7 +106,7 @@ def _try_lease(
     except OSError as error:
         if not is_about_one_file(error, store.root.tmp):
             raise
-        queue.blocked.add(message_id, error)
+        queue.blocked.add(message_id, error.strerror or str(error))
         return None
 
 
@@ -114,6 +116,11 @@ def _lease_one(store: Store, queue: OpenQueue, message_id: str, visibility: floa
     if fd < 0:
         return None
     try:
+        if store.options.max_body is not None:
+            size = os.fstat(fd).st_size
+            if store.large.is_too_large(size):
+                store.large.skip(queue.name, message_id, size, time.monotonic())
+                return None
         body = _read_body(fd)
         name = f"{queue.name}:{message_id}"
         state = store.lease_states.read(name)

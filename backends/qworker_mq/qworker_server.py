@@ -42,7 +42,11 @@ class QworkerServerBackend(Backend):
         remote_leases: See `Backend.from_url`.
     """
 
-    deviations: ClassVar[Mapping[str, str]] = {"keep_done": "the server's own URL decides which messages are kept"}
+    deviations: ClassVar[Mapping[str, str]] = {
+        "keep_done": "the server's own URL decides which messages are kept",
+        "max_body": "the server's own URL and --max-body-size decide how large a body can be",
+        "max_body_stored": "the server's own URL decides which messages are leased",
+    }
 
     def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._server = ServerClient(url)

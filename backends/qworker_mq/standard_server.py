@@ -55,6 +55,8 @@ class StandardServerBackend(Backend):
         "unique_key": "mq has no keys",
         "given_ids": "the server makes the ids",
         "fields": "a message consists of its contents only",
+        "max_body": "the server decides how large a body can be",
+        "max_body_stored": "the server decides which messages are leased",
         "keep_done": "mq cannot keep finished messages: its reaper unlinks acked ones",
         "argv": "a message consists of its contents only",
         "delay": "mq publishes at once",

@@ -9,6 +9,7 @@ from typing import Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.doctor_check import Check
+from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
 from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
@@ -46,6 +47,7 @@ class RedisBackend(Backend):
     def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._store = store = RedisStore(options, NATIVE, clock)
         self._pool = store.pool
+        self.max_body = options.max_body
         self._register = QueueRegister(store.pool)
         self._publisher = RedisPublisher(store, self._register)
         self._waiter = WakeListWaiter(store)
@@ -62,7 +64,8 @@ class RedisBackend(Backend):
         """Create an instance for `redis:`, `rediss:` (TLS), `unix:`, `redis+sentinel:` or `redis+cluster:`.
 
         `redis://[user:password@]host[:port][/db]` has the options `timeout`, `retry_timeout`, `min_replicas`,
-        `keep_done` and `keep_failed`, and for TLS `tls_ca`, `tls_cert`, `tls_key` and `tls_verify`; see docs/redis.md.
+        `keep_done`, `keep_failed` and `max_body`, and for TLS `tls_ca`, `tls_cert`, `tls_key` and `tls_verify`; see
+        docs/redis.md.
         All times are the server's. The clock only shows whether the server's clock was set.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
@@ -94,6 +97,7 @@ class RedisBackend(Backend):
         check_queue(queue)
         if not drafts:
             return []
+        check_bodies(drafts, self.max_body)
         return await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), drafts)))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
@@ -185,6 +189,6 @@ class RedisBackend(Backend):
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Check the server."""
-        from qworker_redis.doctor import check_server
+        from qworker_redis.doctor import check_message_sizes, check_server
 
-        return await check_server(url, NATIVE)
+        return [*await check_server(url, NATIVE), *await check_message_sizes(url)]

@@ -29,6 +29,7 @@ from qworker.bulk.contract import (
     sort_partitions,
 )
 from qworker.errors import BackendError
+from qworker.kit.max_body import check_batches
 from qworker.message import Draft
 from qworker.names import check_queue
 from qworker_redis.codec import encode
@@ -112,7 +113,7 @@ class RedisBulkWriter(BulkWriter):
         """Push rows to a list. Each push gives the length that it expects, so it can be repeated."""
         name = f"{run}/{partition}.{attempt}"
         count = size = 0
-        for drafts in batches:
+        for drafts in check_batches(batches, self._options.max_body):
             rows: list[bytes] = []
             held = 0
             for draft in drafts:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+from qworker.clock import SYSTEM_CLOCK
 from qworker.errors import BackendError, QworkerError
 from qworker.kit.doctor_check import Check, CheckStatus
+from qworker.kit.doctor_sizes import check_sizes
 from qworker.url import BackendURL
 from qworker_redis.connection import Connection, connect, pack
+from qworker_redis.keys import NATIVE
 from qworker_redis.lender import Lender
 from qworker_redis.options import Options
+from qworker_redis.register import QueueRegister
 from qworker_redis.scripts import ScriptSet
 from qworker_redis.server_info import ServerInfo, read_server_info, require_safe
+from qworker_redis.store import RedisStore
 from qworker_redis.topology import make_topology, queue_slot
 
-__all__ = ["check_server"]
+__all__ = ["check_message_sizes", "check_server"]
 
 _PINGS = 20
 # In seconds.
@@ -127,3 +132,24 @@ async def _scripts(connection: Connection, scripts: ScriptSet) -> Check:
             fix = "allow this user the commands in docs/redis.md"
             return Check("redis scripts", CheckStatus.BROKEN, str(reply), fix)
     return Check("redis scripts", CheckStatus.OK, f"{len(replies)} understood")
+
+
+async def check_message_sizes(url: BackendURL) -> list[Check]:
+    """Check the sizes of delayed messages: `lease` delays those that are larger than `max_body`."""
+    options = Options.parse(url)
+    if options.max_body is None:
+        return []
+    store = RedisStore(options, NATIVE, SYSTEM_CLOCK)
+    sizes: list[tuple[str, int]] = []
+    try:
+        await store.open()
+        for queue in await QueueRegister(store.pool).names():
+            found = cast("list[Any]", await store.pool.run_script("oversized", queue, (options.max_body,)))
+            pairs = zip(found[::2], found[1::2], strict=True)
+            sizes += [(f"{queue}/{name.decode(errors='replace')}", size) for name, size in pairs]
+    except BackendError:
+        # Another check reports it.
+        return []
+    finally:
+        await store.pool.aclose()
+    return [check_sizes(sizes, options.max_body)]

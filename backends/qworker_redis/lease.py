@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import structlog
 
 from qworker.errors import BackendError
+from qworker.log_events import MESSAGE_TOO_LARGE
 from qworker.message import Lease, Message, SettleAction, Settlement, State
 from qworker.names import check_queue, printable
 from qworker_redis.codec import decode
@@ -31,6 +32,8 @@ K = TypeVar("K", bound=Hashable)
 _DETACHED = "detached/"
 # Milliseconds for which an abandoned call for a lease may still reach the server.
 _VOID_MS = 600_000
+# Messages that are known as too large.
+_REPORTED = 10_000
 
 # The key and the sequence number under which the server may keep the answer to a settlement, and the settlement's
 # number in that batch.
@@ -94,6 +97,10 @@ class RedisLeaser:
         self._parse = parse
         self._claimant = _DETACHED + store.holder if remote else store.holder
         self._requests = 0
+        most = store.options.max_body
+        self._max_body = "" if most is None else most
+        # The messages that were reported as too large.
+        self._too_large: set[bytes] = set()
         # Queues whose last lease returned nothing, and the loop's time when a message becomes due there.
         self._empty: dict[str, float] = {}
         self._log: Any = structlog.get_logger("qworker.redis")
@@ -183,18 +190,21 @@ class RedisLeaser:
         """Return the arguments of a call, its claimant, which is unique, and its key of abandoned calls."""
         self._requests += 1
         claimant = f"{self._claimant}/{self._requests}"
-        return [limit, int(visibility * 1e6), claimant], claimant, f"void:{claimant}"
+        return [limit, int(visibility * 1e6), claimant, self._max_body], claimant, f"void:{claimant}"
 
     async def _read(self, queue: str, reply: Reply) -> list[Lease]:
         """Return the leases of an answer. Damaged messages are moved to failed, so that all others still run."""
         answer = cast("list[Any]", reply)
+        # The script ends there if the queue is paused or does not exist.
+        if len(answer) > 6 and answer[6]:
+            self._report_too_large(queue, answer[6])
         if not answer[3]:
             due: int = answer[2]
             if due != PAUSED:
                 self._empty[queue] = math.inf if due < 0 else asyncio.get_running_loop().time() + due / 1e6
             return []
         self._empty.pop(queue, None)
-        leases, damaged = self._parse(queue, reply)
+        leases, damaged = self._parse(queue, answer[:6])
         try:
             for name, claim, reason in damaged:
                 await self._move_to_failed(queue, name, claim, reason)
@@ -207,6 +217,17 @@ class RedisLeaser:
             await self._release(leases)
             raise
         return leases
+
+    def _report_too_large(self, queue: str, names: Sequence[bytes]) -> None:
+        """Report each message once. The script has delayed them, so that all others still run."""
+        if len(self._too_large) > _REPORTED:
+            self._too_large.clear()
+        for name in names:
+            if name not in self._too_large:
+                self._too_large.add(name)
+                message_id = printable(name[:120].decode(errors="replace"))
+                reason = f"the body is larger than max_body={self._max_body}: set a larger ?max_body= in the URL"
+                self._log.error(MESSAGE_TOO_LARGE, queue=queue, message_id=message_id, reason=reason)
 
     async def _move_to_failed(self, queue: str, name: bytes, claim: bytes, reason: str) -> None:
         self._log.error("message_damaged", queue=queue, message_id=printable(name[:120].decode(errors="replace")))

@@ -13,6 +13,7 @@ from redis.credentials import CredentialProvider
 
 from qworker.errors import InvalidURL
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
+from qworker.kit.max_body import DEFAULT_MAX_BODY, MAX_BODY, max_body
 from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.url import BackendURL
 from qworker_redis.credentials import credential_provider
@@ -27,13 +28,14 @@ _OPTIONS: frozenset[str] = frozenset(
         "retry_timeout",
         "min_replicas",
         "credential_provider",
+        MAX_BODY,
         *KEEP_OPTIONS,
         *HISTORY_OPTIONS,
     }
 )
 # The options of `rfq:`. The other options do not fit the other implementations of its protocol.
 _RFQ_OPTIONS: frozenset[str] = frozenset(
-    {"timeout", "retry_timeout", "min_replicas", "credential_provider", "keep_failed", *HISTORY_OPTIONS}
+    {"timeout", "retry_timeout", "min_replicas", "credential_provider", "keep_failed", MAX_BODY, *HISTORY_OPTIONS}
 )
 # Bytes of a queue's stream of events.
 _HISTORY = 32 << 20
@@ -85,6 +87,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     min_replicas: int = 0
     keep_done: RetentionPolicy = KEEP_NONE
     keep_failed: RetentionPolicy = KEEP_ALL
+    # The largest body in bytes. None: any size.
+    max_body: int | None = DEFAULT_MAX_BODY
     history: HistoryOptions = HistoryOptions(size=_HISTORY)
     # The URL, with its password hidden.
     shown: str = ""
@@ -134,6 +138,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             min_replicas=url.integer("min_replicas", 0),
             keep_done=keep_done(url),
             keep_failed=keep_failed(url),
+            max_body=max_body(url, None if url.scheme == "rfq" else DEFAULT_MAX_BODY),
             history=HistoryOptions.from_url(url, default=url.scheme != "rfq", size=_HISTORY),
             shown=url.masked,
         )

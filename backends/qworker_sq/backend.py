@@ -12,6 +12,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
+from qworker.kit.max_body import check_bodies
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
@@ -40,17 +41,19 @@ class SqBackend(Backend):
         "fields": "a record consists of its bytes only",
         "keep_done": "a segment is deleted when every channel has read it",
         "argv": "a record consists of its bytes only",
+        "max_body_stored": "the size of a segment limits that of a record; a reader of the log reads whole records",
     }
 
     def __init__(self, url: BackendURL, options: SqOptions, clock: Clock = SYSTEM_CLOCK) -> None:
         self._url = url
+        self.max_body = options.max_body
         self.directory = url.directory
         self._store = SqStore(self.directory, options, clock)
         self.history = directory_history(url, self._store.path, default=False, clock=clock)
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """Create an instance for `sq:///dir[?channel=default&temporary=0&segment_size=BYTES&sync=full|off]`."""
+        """Create an instance for `sq:///dir`, with the options of `SqOptions`."""
         return cls(url, SqOptions.from_url(url), clock)
 
     async def open(self) -> None:
@@ -77,6 +80,7 @@ class SqBackend(Backend):
         """Append messages to the topic, for every channel."""
         check_queue(queue)
         refuse_unsupported("sq", self.deviations, drafts)
+        check_bodies(drafts, self.max_body)
         for draft in drafts:
             if draft.id is not None:
                 check_id(draft.id)

@@ -8,6 +8,7 @@ import msgspec
 
 from qworker.errors import InvalidURL
 from qworker.history.store import HISTORY_OPTIONS
+from qworker.kit.max_body import MAX_BODY, max_body
 from qworker.kit.segments.state import NAME_BYTES
 from qworker.url import BackendURL
 
@@ -26,12 +27,14 @@ class SqOptions(msgspec.Struct, frozen=True, kw_only=True):
         temporary: Whether the channel begins at the write position, and leaves nothing behind.
         segment_size: Bytes of new segments. None: the size of the newest segment.
         durable: Whether a publish and a settlement are synced before they return.
+        max_body: The largest body in bytes. None: any size.
     """
 
     channel: str
     temporary: bool
     segment_size: int | None
     durable: bool
+    max_body: int | None
 
     @classmethod
     def from_url(cls, url: BackendURL) -> SqOptions:
@@ -40,7 +43,7 @@ class SqOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidURL: An option is unknown or not valid.
         """
-        url.only({"channel", "segment_size", "temporary", "sync", *HISTORY_OPTIONS})
+        url.only({"channel", "segment_size", "temporary", "sync", MAX_BODY, *HISTORY_OPTIONS})
         channel = url.options.get("channel", "default")
         if not _CHANNEL.fullmatch(channel) or len(channel) > NAME_BYTES:
             raise InvalidURL(
@@ -55,4 +58,5 @@ class SqOptions(msgspec.Struct, frozen=True, kw_only=True):
             temporary=url.boolean("temporary", False),
             segment_size=size or None,
             durable=url.choice("sync", "full", ("full", "off")) == "full",
+            max_body=max_body(url),
         )

@@ -11,6 +11,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
+from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
@@ -44,15 +45,16 @@ class VsqsBackend(Backend):
     def __init__(self, url: BackendURL, options: VsqsOptions, clock: Clock = SYSTEM_CLOCK) -> None:
         self._url = url
         self._clock = clock
+        self.max_body = options.max_body
         self.directory = url.directory
         self._store = VsqsStore(self.directory, options, clock)
         self._publisher = VsqsPublisher(self._store)
-        self._leases = VsqsLeases(options.unit)
+        self._leases = VsqsLeases(options.unit, options.max_body)
         self.history = directory_history(url, self._store.path, default=False, clock=clock)
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """Create an instance for `vsqs:///dir[?time_unit=us|ms&max_messages=N&publish_timeout=DURATION&sync=full|off]`."""
+        """Create an instance for `vsqs:///dir`, with the options of `VsqsOptions`."""
         return cls(url, VsqsOptions.from_url(url), clock)
 
     async def open(self) -> None:
@@ -79,6 +81,7 @@ class VsqsBackend(Backend):
         """Store messages. With a capacity, wait for room."""
         check_queue(queue)
         refuse_unsupported("vsqs", self.deviations, drafts)
+        check_bodies(drafts, self.max_body)
         if not drafts:
             return []
         directory = self._store.get_or_create(queue)
@@ -190,6 +193,8 @@ class VsqsBackend(Backend):
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Check the directory."""
+        from qworker.kit.directory.body_sizes import examine_bodies
         from qworker.kit.directory.doctor import examine_directory
 
-        return await examine_directory(url.directory)
+        checks = await examine_directory(url.directory)
+        return checks + await examine_bodies(url.directory, ("*",), VsqsOptions.from_url(url).max_body)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import time
 
 import structlog
 
 from qworker.kit.directory.blocked import is_about_one_file
+from qworker.kit.large_messages import LargeMessages
 from qworker.kit.store_errors import NOT_A_FILE
 from qworker.message import Lease, Message
 from qworker_vsqs.names import Unit, leased_name
@@ -50,10 +52,13 @@ class VsqsLeases:
 
     Args:
         unit: The unit of the expiries.
+        max_body: The largest body in bytes that is leased. None: any size.
     """
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, max_body: int | None) -> None:
         self._unit = unit
+        self._max_body = max_body
+        self._large = LargeMessages(max_body)
         # No two leases of one process have the same expiry, and two processes are very unlikely to choose the same one.
         self._sequence = itertools.count(secrets.randbelow(unit.spread))
         self._token = 0
@@ -75,7 +80,7 @@ class VsqsLeases:
                 lease = self._claim_one(queue, number, now, visibility)
             except OSError as error:
                 if is_about_one_file(error, queue.side):
-                    blocked.add(str(number), error)
+                    blocked.add(str(number), error.strerror or str(error))
                     continue
                 if leases:
                     # The next call finds out whether the store still fails.
@@ -87,7 +92,9 @@ class VsqsLeases:
         return leases
 
     def _claim_one(self, queue: QueueDirectory, number: int, now: float, visibility: float) -> VsqsLease | None:
-        """Lease one message; return None if another worker was faster, or if it is not a regular file."""
+        """Lease one message; return None if another worker was faster, or if it is not a regular file or too large."""
+        if self._max_body is not None and self._is_too_large(queue, number):
+            return None
         expiry = self._make_expiry(now + visibility)
         name = leased_name(number, expiry)
         if not queue.try_rename(str(number), name):
@@ -111,6 +118,19 @@ class VsqsLeases:
             number=number,
             expiry=expiry,
         )
+
+    def _is_too_large(self, queue: QueueDirectory, number: int) -> bool:
+        name, now = str(number), time.monotonic()
+        if self._large.waits(queue.name, name, now):
+            return True
+        try:
+            size = os.stat(name, dir_fd=queue.fd, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return False
+        if not self._large.is_too_large(size):
+            return False
+        self._large.skip(queue.name, name, size, now)
+        return True
 
     def _move_to_failed(self, queue: QueueDirectory, number: int, name: str, now: float) -> None:
         """Keep a link, a directory or a device with a message's name as failed. It is never opened."""

@@ -51,6 +51,8 @@ class Backend(abc.ABC):
         directory: The store's directory, whether it exists or not. None: the store is not a directory. Reading does not
             create it: a store without its directory has no queues, and a call for one of them raises `StoreNotFound`
             (see `qworker.kit.directory.missing`).
+        max_body: The largest body in bytes that `publish` stores and `lease` reads. None: any size. A larger message
+            that is stored is not leased: it stays, and all other messages run.
         remote_leases: Finds leases that outlive the process that took them. None: `from_url` was not asked for them, or
             the store cannot keep them.
         history: The store of events. Callers use its methods directly. A backend adds its `retention` to
@@ -60,6 +62,7 @@ class Backend(abc.ABC):
     deviations: ClassVar[Mapping[str, str]] = {}
     shared: ClassVar[bool] = True
     directory: Path | None = None
+    max_body: int | None = None
     remote_leases: RemoteLeases | None = None
     history: HistoryStore = NO_HISTORY
 
@@ -131,6 +134,7 @@ class Backend(abc.ABC):
             QueueFull: The queue has reached its capacity.
             StorageFull: The disk or the memory is full. No message is visible in part.
             PublishUncertain: It is unknown whether the messages are stored.
+            MessageTooLarge: A body is larger than `max_body`. No message of the batch is stored.
             NotSupported: A draft has a property that the protocol does not support (see `qworker.backend.deviations`).
         """
 

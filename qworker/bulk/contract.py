@@ -201,6 +201,7 @@ class BulkWriter(abc.ABC):
 
         Raises:
             StorageFull: The store is full. Nothing of this attempt is left.
+            MessageTooLarge: A body is larger than the backend's `max_body`. Nothing of this attempt is left.
             NotSupported: The store cannot keep a field of a draft.
             BackendError: The messages are not staged.
         """

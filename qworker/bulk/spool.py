@@ -35,6 +35,7 @@ from qworker.bulk.contract import (
 from qworker.bulk.load_files import LoadFiles, incomplete_loads
 from qworker.errors import BackendError, UsageError
 from qworker.kit.files import CREATE, DIRECTORY, READ, write_all
+from qworker.kit.max_body import check_batches
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Draft
@@ -113,7 +114,7 @@ class SpooledBulkWriter(BulkWriter):
                 fd = os.open(name, CREATE, 0o600, dir_fd=folder)
                 try:
                     with os.fdopen(fd, "wb") as file:
-                        count, size = _write(file, batches)
+                        count, size = _write(file, check_batches(batches, self._backend.max_body))
                         file.flush()
                         os.fsync(file.fileno())
                 except BaseException:

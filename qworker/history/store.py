@@ -13,6 +13,7 @@ from qworker.errors import InvalidURL, UsageError
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.names import printable
+from qworker.size import format_size, parse_size
 from qworker.url import BackendURL
 
 __all__ = [
@@ -30,8 +31,6 @@ HISTORY_OPTIONS = frozenset({"history", "keep_history"})
 
 _PAGE = 1000
 _SIZE = 512 << 20
-_SIZE_UNITS = {"M": 1 << 20, "G": 1 << 30}
-_SIZE_TEXT = re.compile(r"([1-9][0-9]{0,8})([MG])")
 
 
 class HistoryStore(abc.ABC):
@@ -192,31 +191,30 @@ class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         options = cls(enabled=url.boolean("history", default), size=size)
         for text in filter(None, url.options.get("keep_history", "").split(",")):
-            match = _SIZE_TEXT.fullmatch(text)
-            if match is not None:
-                options = msgspec.structs.replace(options, size=int(match[1]) * _SIZE_UNITS[match[2]])
-                continue
             try:
-                # A bare number could also be a size.
-                age = 0.0 if text[-1].isdigit() else parse_duration(text, least=1.0)
+                options = _with_limit(options, text)
             except UsageError:
-                age = 0.0
-            if not age:
                 raise InvalidURL(
                     f"{url.masked}: keep_history={text} is not valid: use an age such as 7d, a size such as 512M or 4G,"
                     " or both with a comma between them"
-                )
-            options = msgspec.structs.replace(options, age=age)
+                ) from None
         return options
 
     def describe_retention(self) -> str:
         """Return how long events are kept, as text for people."""
         if not self.enabled:
             return NO_HISTORY.describe_retention()
-        return f"kept for {format_duration(self.age)}, at most {_in_units(self.size)}"
+        return f"kept for {format_duration(self.age)}, at most {format_size(self.size).removesuffix('iB')}"
 
 
-def _in_units(amount: int) -> str:
-    """Return the number in the largest unit that needs no fraction."""
-    unit, size = next((u, s) for u, s in reversed(_SIZE_UNITS.items()) if amount % s == 0)
-    return f"{amount // size}{unit}"
+def _with_limit(options: HistoryOptions, text: str) -> HistoryOptions:
+    """Return the options with one limit, which is an age or a size.
+
+    Raises:
+        UsageError: It is neither. A bare number could be both.
+    """
+    if text[-1].isdigit():
+        raise UsageError(f"{text!r} has no unit")
+    if text[-1] in "KMGTB":
+        return msgspec.structs.replace(options, size=parse_size(text, least=1 << 20))
+    return msgspec.structs.replace(options, age=parse_duration(text, least=1.0))

@@ -29,6 +29,7 @@ class BlockingCall(Enum):
     EXTEND = "extension of a client's leases"
     # Apart from STAGE: while some wait for a lock, its holder needs a thread to finish.
     LOCK = "wait for a file lock"
+    READ = "read of a large body"
     PROBE = "request to a health port"
     STAGE = "sync or clean-up of staged messages"
 
@@ -38,6 +39,7 @@ _LIMITS = {
     BlockingCall.DELETE: 2,
     BlockingCall.EXTEND: 8,
     BlockingCall.LOCK: 8,
+    BlockingCall.READ: 4,
     BlockingCall.PROBE: 8,
     BlockingCall.STAGE: 4,
 }

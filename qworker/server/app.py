@@ -74,6 +74,8 @@ class MqApp:
     ) -> None:
         self.backend = backend
         self.leases = ClientLeases(backend)
+        if backend.max_body is not None:
+            body_limit = min(body_limit, backend.max_body)
         self.body_limit = body_limit
         self.visibility = visibility
         self._token = None if token is None else b"Bearer " + token.encode()
@@ -283,7 +285,7 @@ def create_app(
         backend: A backend from `open_backend(url, remote_leases=True)` that is not open yet.
         token: The token that clients must send as `Authorization: Bearer`. None: no token is needed, and only requests
             with this machine as their host are answered.
-        body_limit: Maximum size of a message in bytes.
+        body_limit: Maximum size of a message in bytes. The backend's `max_body` also counts.
         visibility_timeout: Lease length of a fetched message in seconds, unless its request has another one.
         additions: Whether to serve the additions under `/-/`.
         reaps: Whether the server reaps expired leases and due messages. False: a worker on the same store does.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from qworker.asgi.interface import BodyTooLarge, Disconnected
-from qworker.errors import QueueNotFound, UsageError
+from qworker.errors import MessageTooLarge, QueueNotFound, UsageError
 from qworker.server.idempotency import IdempotencyKeyReused
 
 __all__ = ["to_error_response"]
@@ -13,6 +13,7 @@ __all__ = ["to_error_response"]
 log = structlog.get_logger()
 
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
+_TOO_LARGE = b"the body is too large: send less, or raise --max-body-size, and max_body in the URL of the server"
 
 
 def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -22,7 +23,7 @@ def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]],
     """
     if isinstance(error, BodyTooLarge):
         # The connection is closed, because the rest of the body is not read.
-        return 413, [(b"connection", b"close"), _TEXT], b"the body is too large: send less, or raise --max-body-size"
+        return 413, [(b"connection", b"close"), _TEXT], _TOO_LARGE
     if isinstance(error, Disconnected):
         return 400, [(b"connection", b"close")], b""
     headers = [
@@ -33,6 +34,8 @@ def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]],
     text = str(error).encode(errors="replace")
     if isinstance(error, IdempotencyKeyReused):
         return 422, headers, text
+    if isinstance(error, MessageTooLarge):
+        return 413, headers, text
     if isinstance(error, UsageError):
         return 400, headers, text
     if isinstance(error, QueueNotFound):

@@ -27,6 +27,7 @@ try:
     from qworker.testing.contract_bulk import BulkContract
     from qworker.testing.contract_history import HistoryContract
     from qworker.testing.contract_lease import LeasingContract
+    from qworker.testing.contract_max_body import MaxBodyContract
     from qworker.testing.contract_parts import PartingContract
     from qworker.testing.contract_publish import PublishingContract
     from qworker.testing.contract_reap import ReapingContract
@@ -45,6 +46,7 @@ class BackendContract(
     SettlingContract,
     ReapingContract,
     KeepingContract,
+    MaxBodyContract,
     AdministeringContract,
     BrowsingContract,
     PartingContract,

@@ -51,6 +51,9 @@ RULES: dict[str, str] = {
     "binary_bodies": "a body can have any bytes",
     "empty_bodies": "a body can be empty",
     "big_bodies": "a body can have 1 MiB",
+    "max_body": "the largest body can be set in the URL; otherwise: the URL option is refused",
+    "max_body_stored": "a message that is stored and larger than max_body is not leased, and all others are;"
+    " otherwise: it is leased",
     "fields": "a message can have fields",
     "argv": "a message can have argv",
     "many_queues": "a store can have several queues",

@@ -99,7 +99,7 @@ async def test_a_file_that_cannot_be_moved_blocks_nothing_and_is_reported_once(
             assert refusal.tried > tried
             tried = refusal.tried
     assert [line["event"] for line in lines] == ["message_blocked"]
-    assert os.strerror(number) in lines[0]["error"]
+    assert os.strerror(number) in lines[0]["reason"]
     assert (await backend.stats("q")).blocked == 1
     refusal.number = None
     clock.advance(60.0)

@@ -81,7 +81,10 @@ def test_every_other_path_is_404(server: Served, path: str) -> None:
 def test_a_body_over_the_limit_is_413_and_not_stored(server: Served) -> None:
     assert ask(server, "POST", "/inbox/messages", b"x" * 1000)[0] == 201
     status, _, body = ask(server, "POST", "/inbox/messages", b"x" * 1001)
-    assert (status, body) == (413, b"the body is too large: send less, or raise --max-body-size")
+    assert (status, body) == (
+        413,
+        b"the body is too large: send less, or raise --max-body-size, and max_body in the URL of the server",
+    )
     assert json.loads(ask(server, "GET", "/-/inbox/stats")[2])["ready"] == 1
 
 

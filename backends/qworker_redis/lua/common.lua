@@ -153,3 +153,31 @@ end
 local function count_ready(meta, ready, sorted)
   return call('LLEN', ready) - tonumber(call('HGET', meta, 'gone') or 0) + call('ZCARD', sorted)
 end
+
+-- Return the bytes of the body in a value.
+local function body_size(value)
+  local at, flags = 12, string.byte(value, 12)
+  if flags % 2 == 1 then at = at + 1 + string.byte(value, 13) end
+  if flags % 4 > 1 then at = at + 4 + struct.unpack('>I4', value, at + 1) end
+  return #value - at
+end
+
+-- Delay the messages whose bodies have more than `most` bytes, and return the others. A pause is as long as the message
+-- has waited since it was published, from one minute to ten. So pauses grow, and nothing has to be counted.
+local function delay_large(errors, delayed, ids, values, most, now, large)
+  local left, kept = {}, {}
+  for i, id in ipairs(ids) do
+    local value = values[i]
+    local size = value and #value > most and body_size(value) or 0
+    if size > most then
+      local pause = math.max(60000000, math.min(now - struct.unpack('>I8', value, 3), 600000000))
+      call('ZADD', delayed, text(now + pause), id)
+      call('HSET', errors, id, 'the body has ' .. text(size) .. ' bytes, more than max_body: set a larger ?max_body=')
+      insert(large, id)
+    else
+      insert(left, id)
+      insert(kept, value)
+    end
+  end
+  return left, kept
+end

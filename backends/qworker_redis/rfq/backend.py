@@ -10,6 +10,7 @@ from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.doctor_check import Check
+from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import WHOLE
 from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
@@ -66,6 +67,7 @@ class RfqBackend(Backend):
     def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._store = store = RedisStore(options, RFQ, clock)
         self._pool = store.pool
+        self.max_body = options.max_body
         self._drafts = DraftEncoder(clock)
         self._publisher = RedisPublisher(store, None)
         self._waiter = BacklogWaiter(store)
@@ -82,7 +84,7 @@ class RfqBackend(Backend):
         """Create an instance for `rfq://[user:password@][host[:port]][/db]`.
 
         Without a host, `RFQ_REDIS_HOST` and `RFQ_REDIS_PORT` name the server. Options: `timeout`, `retry_timeout`,
-        `min_replicas`, `keep_failed`; see docs/redis.md.
+        `min_replicas`, `keep_failed`, `max_body`; see docs/redis.md.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
 
@@ -112,6 +114,7 @@ class RfqBackend(Backend):
         """Store messages. If the outcome is unknown, the call is repeated for `?retry_timeout=` seconds."""
         check_queue(queue)
         refuse_unsupported("rfq", self.deviations, drafts, takes_id=is_id)
+        check_bodies(drafts, self.max_body)
         if not drafts:
             return []
         return await self._publisher.publish(queue, self._drafts.encode(drafts))

@@ -27,7 +27,7 @@ __all__ = ["BlockedFile", "BlockedFiles", "BlockedRecords", "is_about_one_file"]
 
 # Seconds until a file is tried again: the first pause and the longest.
 _FIRST, _LAST = 1.0, 60.0
-# More blocked files than this are a failure of the store.
+# Blocked files that one process knows.
 _MOST = 10_000
 _DIRECTORY = ".blocked"
 
@@ -195,17 +195,22 @@ class BlockedFiles(Collection[str]):
     def __len__(self) -> int:
         return len(self._pauses)
 
-    def add(self, name: str, error: OSError) -> None:
+    def add(self, name: str, reason: str, *, event: str = events.MESSAGE_BLOCKED) -> None:
         """Let a file rest that cannot be leased, and report it if it is new.
 
-        Raises:
-            OSError: There are too many: the store has failed.
+        Args:
+            name: Its name.
+            reason: Why it cannot be leased.
+            event: The event to log. The files of `message_blocked` are recorded too.
         """
         known = self._pauses.get(name)
         if known is None:
             if len(self._pauses) >= _MOST:
-                raise error
-            self._report(name, error)
+                # They are found again by the next listing.
+                self._pauses.clear()
+                self._resting.clear()
+                self._next.clear()
+            self._report(name, reason, event)
         pause = _FIRST if known is None else min(2 * known, _LAST)
         self._pauses[name] = pause
         self._resting.add(name)
@@ -237,11 +242,9 @@ class BlockedFiles(Collection[str]):
             if self._records is not None:
                 self._records.remove(self._directory, name)
 
-    def _report(self, name: str, error: OSError) -> None:
-        reason = error.strerror or str(error)
-        shown = f"{self._directory}/{printable(name)}"
-        self._log.error(events.MESSAGE_BLOCKED, **{events.QUEUE: self._queue, "file": shown, events.ERROR: reason})
-        if self._records is None:
+    def _report(self, name: str, reason: str, event: str) -> None:
+        self._log.error(event, queue=self._queue, file=f"{self._directory}/{printable(name)}", reason=reason)
+        if self._records is None or event != events.MESSAGE_BLOCKED:
             return
         try:
             self._records.add(BlockedFile(self._directory, os.fsencode(name), reason))

@@ -17,6 +17,7 @@ from qworker.kit.directory.queue_files import QueueFiles
 from qworker.kit.directory.reasons import read_reason
 from qworker.kit.files import READ, list_names, read_all
 from qworker.kit.find import find_each, stamp
+from qworker.kit.max_body import describe_too_large
 from qworker.kit.parts import HashShare
 from qworker.kit.store_errors import UNREADABLE
 from qworker.message import FinishedMessage, Message, Query, QueueStats, Selection, State, StoredMessage
@@ -227,7 +228,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
         async def once(wanted: frozenset[str]) -> AsyncIterator[StoredMessage]:
             left = set(wanted)
             async for file in self.matching(wanted):
-                if (stored := self.read(file)) is not None:
+                if (stored := self.read(file, any_size=True)) is not None:
                     yield stored
                     left.discard(stored.message.id)
                     if not left:
@@ -235,14 +236,25 @@ class QueueBrowser(abc.ABC, Generic[Files]):
 
         return await find_each(ids, once, lambda: stamp(self.files.message_directories))
 
-    def read(self, file: MessageFile) -> StoredMessage | None:
-        """Read one file; None if it is gone."""
+    def read(self, file: MessageFile, *, any_size: bool = False) -> StoredMessage | None:
+        """Read one file; None if it is gone.
+
+        Args:
+            file: The file.
+            any_size: Whether to return a message whose body is larger than `max_body`. It has no body then, and an
+                error. Callers of `browse` copy bodies elsewhere and remove the messages, so they must not get it.
+        """
         try:
             status, body, original_id = self._read_file(file)
         except FileNotFoundError:
             return None
+        is_too_large = self._is_too_large(status)
+        if is_too_large and not any_size:
+            return None
         state, finished = file.state, file.state in _FINISHED
         error = read_reason(self.files.fail, self.reason_name(file.item)) if state is State.FAILED else None
+        if is_too_large:
+            error = describe_too_large(status.st_size, self.files.max_body or 0)
         return StoredMessage(
             message=self._make_message(file, status, body, original_id),
             state=state,
@@ -254,6 +266,10 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             location=file.name if finished else None,
         )
 
+    def _is_too_large(self, status: os.stat_result) -> bool:
+        most = self.files.max_body
+        return most is not None and status.st_size > most and stat.S_ISREG(status.st_mode)
+
     def _read_file(self, file: MessageFile) -> tuple[os.stat_result, bytes, str | None]:
         """Read a file's status, contents and original id. If it is not a readable regular file, it has no contents."""
         try:
@@ -264,7 +280,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             return os.stat(file.name, dir_fd=file.directory, follow_symlinks=False), b"", None
         try:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(status.st_mode) or self._is_too_large(status):
                 return status, b"", None
             return status, read_all(fd, status.st_size), self._read_original_id(fd)
         finally:

@@ -159,7 +159,7 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         """
         if not is_about_one_file(error, self.files.tmp, source, target):
             return False
-        self._blocked[source].add(name, error)
+        self._blocked[source].add(name, error.strerror or str(error))
         self._has_blocked = True
         return True
 

@@ -20,9 +20,10 @@ class QueueFiles:
 
     Attributes:
         parts: The attributes that hold the descriptors of its directories; -1 while one is not open.
+        max_body: The largest body in bytes that is read. None: any size.
     """
 
-    __slots__ = ("base", "done", "fail", "name", "queue", "tmp")
+    __slots__ = ("base", "done", "fail", "max_body", "name", "queue", "tmp")
 
     parts: ClassVar[tuple[str, ...]] = ("tmp", "queue", "done", "fail", "base")
 
@@ -30,6 +31,7 @@ class QueueFiles:
         self.name = name
         self.tmp = self.queue = self.done = self.fail = -1
         self.base = base
+        self.max_body: int | None = None
 
     @property
     def exists(self) -> bool:

@@ -8,7 +8,8 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from qworker.errors import InvalidArguments, UsageError
+from qworker.errors import InvalidArguments, MessageTooLarge, UsageError
+from qworker.kit.max_body import check_bodies
 from qworker.message import Draft
 from qworker.pipeline.source.call_encoder import CALL, CallMaker
 
@@ -59,9 +60,11 @@ class RowReader:
     Args:
         names: The columns.
         maker: Makes calls of the rows. None: the rows are calls.
+        max_body: The largest body that the store takes, in bytes. A row with a larger one is rejected. None: any size.
     """
 
-    def __init__(self, names: Sequence[str], maker: CallMaker | None = None) -> None:
+    def __init__(self, names: Sequence[str], maker: CallMaker | None = None, *, max_body: int | None = None) -> None:
+        self._max_body = max_body
         self._names = frozenset(names) - {SOURCE, CALL}
         self._maker = maker
         self._heads: dict[str, bytes] = {}
@@ -75,7 +78,7 @@ class RowReader:
             task = self._maker.task
             bodies, bad = self._maker.make(batch)
             columns.update(body=bodies)
-        if columns.keys() == {"body"} and None not in columns["body"]:
+        if columns.keys() == {"body"} and self._fits(columns["body"]):
             return [Draft(body=body, task=task) for body in columns["body"]], bad
         drafts: list[Draft] = []
         refused = {number for number, _ in bad}
@@ -84,7 +87,7 @@ class RowReader:
                 continue
             try:
                 drafts.append(self._draft({name: values[number] for name, values in columns.items()}, task))
-            except InvalidArguments as error:
+            except (InvalidArguments, MessageTooLarge) as error:
                 bad.append((number, str(error)))
         return drafts, bad
 
@@ -109,12 +112,20 @@ class RowReader:
         key = row.get("key")
         if key is not None and not 0 < (size := len(key.encode())) <= 255:
             raise InvalidArguments(f"a unique key must have 1 to 255 bytes (got {size})")
-        return Draft(
+        draft = Draft(
             body=body,
             task=task or None,
             due_at=None if due_at is None else float(due_at),
             priority=priority,
             unique_key=key,
+        )
+        check_bodies([draft], self._max_body)
+        return draft
+
+    def _fits(self, bodies: Sequence[bytes | None]) -> bool:
+        """Return whether each row has a body, and none is too large."""
+        return None not in bodies and (
+            self._max_body is None or all(len(body) <= self._max_body for body in bodies if body is not None)
         )
 
     def _envelope(self, task: str, args: str | None, kwargs: str | None) -> bytes:

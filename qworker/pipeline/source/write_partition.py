@@ -150,7 +150,7 @@ class PartWriter:
     def _drafts(
         self, iterator: Iterator[pa.RecordBatch], part: int, rejects: RejectsFile | None
     ) -> Iterator[list[Draft]]:
-        reader = RowReader(self._names, self._maker)
+        reader = RowReader(self._names, self._maker, max_body=open_backend(self.options.url).max_body)
         row = 0
         for batch in iterator:
             drafts, bad = reader.read(batch)

@@ -69,3 +69,18 @@ local function values_of(tries, enqueued, origins, ids, fields)
   for i = 1, #ids do values[i] = {tonumber(tried[i] or 0), since[i] or '', fields[i], former[i] or ''} end
   return values
 end
+
+-- Return the bytes of a message's values. A body in base64 counts as it was published.
+local function size_of(fields)
+  if type(fields) ~= 'table' then return 0 end
+  local size = 0
+  for i = 1, #fields, 2 do
+    local value = fields[i + 1]
+    if fields[i] == 'qworker64' then
+      size = size + #value / 4 * 3 - #string.match(value, '=*$')
+    else
+      size = size + #value
+    end
+  end
+  return size
+end

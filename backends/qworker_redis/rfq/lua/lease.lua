@@ -1,9 +1,10 @@
 -- Claim messages, the next in line first: RPOPLPUSH and HGETALL for each, as rfq does, and a claim.
--- KEYS: meta backlog nextlog message leased claims delayed tries enqueued origins void
--- ARGV: limit, visibility us, claimant
+-- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins void
+-- ARGV: limit, visibility us, claimant, most bytes of a body ('' any number)
 -- RETURNS: [first token, expiry us, us until the next message is due (-1: none is known, -2: the topic is paused), ids,
---   values, claimant]; the token of each id is one more than that of the one before
-local meta, backlog, nextlog, message, leased, claims, delayed, tries, enqueued, origins, void = unpack(KEYS)
+--   values, claimant, ids of the messages that are too large: they are delayed now]; the token of each id is one more
+--   than that of the one before
+local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, void = unpack(KEYS)
 -- The client has abandoned this call, and relies on it that the call claims nothing.
 if call('EXISTS', void) == 1 then return {0, 0, -1, {}, {}} end
 local state = call('HMGET', meta, 'version', 'down', 'fence')
@@ -12,8 +13,9 @@ if state[2] then return {0, 0, -2, {}, {}} end
 
 local limit, now = tonumber(ARGV[1]), clock()
 take_due(backlog, message, delayed, now, 500)
+local most, large = tonumber(ARGV[4]), {}
 local ids, fields, seen = {}, {}, {}
-while #ids < limit do
+while #ids < limit and #large < 1000 do
   local popped = call('RPOP', backlog, limit - #ids) or {}
   if #popped == 0 then break end
   for _, id in ipairs(popped) do
@@ -21,11 +23,19 @@ while #ids < limit do
     -- An interrupted commit or harvest of another program leaves an id whose message is gone.
     if #found > 0 and not seen[id] then
       seen[id] = true
-      ids[#ids + 1], fields[#fields + 1] = id, found
+      local size = most and size_of(found) or 0
+      if most and size > most then
+        -- Not longer and longer: nothing counts the pauses of a message.
+        call('ZADD', delayed, text(now + 60000000), id)
+        call('HSET', errors, id, 'the body has ' .. text(size) .. ' bytes, more than max_body: set a larger ?max_body=')
+        insert(large, id)
+      else
+        ids[#ids + 1], fields[#fields + 1] = id, found
+      end
     end
   end
 end
-if #ids == 0 then return {0, 0, until_due(delayed, now), {}, {}} end
+if #ids == 0 then return {0, 0, #large < 1000 and until_due(delayed, now) or 0, {}, {}, ARGV[3], large} end
 
 -- The token rises even if a failover has lost the last increments.
 local token = math.max(tonumber(state[3] or 0) + 1, now)
@@ -44,4 +54,4 @@ call('HSET', meta, 'version', '1', 'fence', text(token + #ids - 1))
 spread('LPUSH', nextlog, ids)
 spread('ZADD', leased, scores)
 spread('HSET', claims, holders)
-return {token, tonumber(expires), 0, ids, values_of(tries, enqueued, origins, ids, fields), ARGV[3]}
+return {token, tonumber(expires), 0, ids, values_of(tries, enqueued, origins, ids, fields), ARGV[3], large}

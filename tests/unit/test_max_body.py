@@ -1,0 +1,168 @@
+"""`max_body`: the option, what a larger stored message costs, and bodies that are read off the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import structlog
+
+from qworker import bulk
+from qworker.backend.registry import open_backend
+from qworker.errors import InvalidURL, MessageTooLarge, UsageError
+from qworker.kit import body_slices
+from qworker.kit.max_body import DEFAULT_MAX_BODY
+from qworker.message import Draft, SettleAction, Settlement, State
+from qworker.server.app import create_app
+from qworker.size import format_size, parse_size
+from qworker.testing.harness import Case, Harness
+
+BIG = bytes(range(256)) * (20 << 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("64KiB", 65536), ("64K", 65536), ("64MiB", 64 << 20), ("512M", 512 << 20), ("2GiB", 2 << 30)],
+)
+def test_sizes_have_units_of_1024(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert parse_size(format_size(size)) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "1.5MiB", "-1", "64MB", "64m", " 1", "1 MiB", "9" * 20])
+def test_other_texts_are_no_sizes(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a valid size: use bytes"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("url", ["file:///tmp/x", "memory:", "redis://localhost"])
+def test_max_body_is_64_mib_by_default(url: str) -> None:
+    assert open_backend(url).max_body == DEFAULT_MAX_BODY == 64 << 20
+
+
+@pytest.mark.parametrize("url", ["fsq:///tmp/x", "vsqs:///tmp/x", "mq:///tmp/x", "sq:///tmp/x", "rfq://localhost"])
+def test_protocols_have_no_max_body_unless_it_is_set(url: str) -> None:
+    assert open_backend(url).max_body is None
+    assert open_backend(f"{url}?max_body=1MiB").max_body == 1 << 20
+
+
+@pytest.mark.parametrize("text", ["0", "x", "64MB"])
+def test_a_max_body_that_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InvalidURL, match="max_body"):
+        open_backend(f"file:///tmp/x?max_body={text}")
+
+
+def test_http_takes_at_most_one_mib_and_never_more_than_max_body() -> None:
+    assert create_app(open_backend("memory:")).body_limit == 1 << 20
+    assert create_app(open_backend("memory:"), body_limit=1 << 30).body_limit == 64 << 20
+    assert create_app(open_backend("memory:?max_body=1KiB")).body_limit == 1024
+
+
+@pytest_asyncio.fixture
+async def case(tmp_path: Path) -> AsyncIterator[Case]:
+    async with Harness.fake(f"file://{tmp_path}/root") as harness:
+        yield Case(harness, await harness.open())
+
+
+@pytest.mark.parametrize("scheme", ["file", "vsqs"])
+async def test_a_load_with_a_body_that_is_too_large_stages_nothing(tmp_path: Path, scheme: str) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/root?max_body=1KiB")
+    writer = bulk.open(backend, "work", "load")
+    with pytest.raises(MessageTooLarge):
+        await writer.stage("run", 0, "attempt", [[Draft(body=b"small")], [Draft(body=b"x" * 1025)]])
+    assert not list((tmp_path / "root").rglob("0.attempt*"))
+    await backend.aclose()
+
+
+async def test_a_file_that_is_too_large_is_tried_again_after_growing_pauses(case: Case, tmp_path: Path) -> None:
+    limited = await case.open(max_body="1KiB")
+    await case.publish(b"x" * 2000)
+    with structlog.testing.capture_logs() as logged:
+        for pause in (0.0, 1.1, 2.1, 4.1):
+            await case.harness.advance(pause)
+            assert await case.lease(by=limited) == []
+    assert [entry["event"] for entry in logged] == ["message_too_large"]
+    (file,) = (tmp_path / "root" / case.queue / "queue").glob("_*")
+    os.truncate(file, 1000)
+    assert await case.lease(by=limited) == []
+    await case.harness.advance(8.1)
+    assert len(await case.lease(by=limited)) == 1
+
+
+async def test_files_that_are_too_large_cost_a_lease_nothing_once_they_are_known(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = await case.open(max_body="1KiB")
+    await case.publish(*[b"x" * 2000] * 300)
+    assert await case.lease(by=limited) == []
+    opened = 0
+    real = os.open
+
+    def counted(*args: object, **options: object) -> int:
+        nonlocal opened
+        opened += 1
+        return real(*args, **options)  # type: ignore[arg-type]
+
+    await case.publish(b"small")
+    monkeypatch.setattr(os, "open", counted)
+    assert [lease.message.body for lease in await case.lease(10, by=limited)] == [b"small"]
+    assert opened <= 5
+
+
+async def test_find_returns_a_message_that_is_too_large_without_its_body_and_browse_leaves_it_out(case: Case) -> None:
+    limited = await case.open(max_body="1KiB")
+    large, small = await case.publish(b"x" * 2000, b"small")
+    (found,) = await limited.find(case.queue, [large])
+    assert found.message.body == b""
+    assert "2000 bytes" in (found.error or "")
+    assert [stored.message.id for stored in await case.messages(State.READY, by=limited)] == [small]
+    assert (await limited.stats(case.queue)).ready == 2
+
+
+async def test_a_large_body_is_read_off_the_loop_and_whole(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    real = body_slices._read_slice
+
+    def noted(file: body_slices._OwnDescriptor, offset: int) -> bytes:
+        threads.add(threading.get_ident())
+        return real(file, offset)
+
+    monkeypatch.setattr(body_slices, "_read_slice", noted)
+    await case.publish(BIG, b"small")
+    (lease,) = await case.lease(10)
+    assert lease.message.body == BIG
+    assert threads
+    assert threading.get_ident() not in threads
+    assert await case.leased_bodies() == [b"small"]
+    assert await case.backend.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
+
+
+async def test_a_lease_that_is_cancelled_while_it_reads_a_large_body_holds_nothing(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, may_read = threading.Event(), threading.Event()
+    real = body_slices._read_slice
+
+    def held(file: body_slices._OwnDescriptor, offset: int) -> bytes:
+        reading.set()
+        assert may_read.wait(30)
+        return real(file, offset)
+
+    monkeypatch.setattr(body_slices, "_read_slice", held)
+    await case.publish(b"small", BIG)
+    before = len(os.listdir("/proc/self/fd"))
+    call = asyncio.create_task(case.lease(10))
+    assert await asyncio.to_thread(reading.wait, 30)
+    call.cancel()
+    may_read.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (await case.stats()).leased == 0
+    monkeypatch.setattr(body_slices, "_read_slice", real)
+    assert await case.leased_bodies() == [b"small", BIG]
+    assert before <= len(os.listdir("/proc/self/fd")) <= before + 3
