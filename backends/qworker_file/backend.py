@@ -75,7 +75,7 @@ class FileBackend(Backend):
         """Create an instance for `file:///abs/dir` or `file://./rel`.
 
         The options are `?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`,
-        `?poll_interval=DURATION` and `?dir_mode=0700|0750|0770|02770`, and for the history `?history=0|1` and
+        `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770` and `?shared=0|1`, and for the history `?history=0|1` and
         `?keep_history=7d,512M`.
         """
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
@@ -125,7 +125,12 @@ class FileBackend(Backend):
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Extend leases, in the caller's thread."""
         store = self._stores.store
-        return extend(leases, visibility, None if store is None else store.expiries, self._clock)
+        if store is None:
+            return extend(leases, visibility, None, self._clock)
+        lost = extend(leases, visibility, store.expiries, self._clock)
+        with store_errors("extend leases"):
+            store.mark_clocks(leases)
+        return lost
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""

@@ -8,6 +8,7 @@ import msgspec
 
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
 from qworker.kit.directory.retention import describe_retention
+from qworker.kit.file_system import shared_option
 from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.url import BackendURL
 
@@ -29,6 +30,8 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     poll_interval: float | None = None
     # The mode of directories that are created.
     dir_mode: int = 0o700
+    # Whether other hosts use the directory; None: as the type of its file system says.
+    shared: bool | None = None
     history: HistoryOptions = HistoryOptions()
 
     @classmethod
@@ -38,7 +41,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidURL: One is unknown or not valid.
         """
-        url.only({"sync", "timezone", "poll_interval", "dir_mode", *KEEP_OPTIONS, *HISTORY_OPTIONS})
+        url.only({"sync", "timezone", "poll_interval", "dir_mode", "shared", *KEEP_OPTIONS, *HISTORY_OPTIONS})
         return cls(
             sync=url.choice("sync", "full", ("full", "off")) == "full",
             keep_done=keep_done(url),
@@ -46,6 +49,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             local_time=url.choice("timezone", "utc", ("utc", "local")) == "local",
             poll_interval=url.duration("poll_interval", 0.0, least=1.0) if "poll_interval" in url.options else None,
             dir_mode=int(url.choice("dir_mode", "0700", _MODES), 8),
+            shared=shared_option(url),
             history=HistoryOptions.from_url(url, default=True),
         )
 
@@ -57,6 +61,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"keep_done={self.keep_done}" if self.keep_done.keep else "",
             f"keep_failed={self.keep_failed}" if self.keep_failed.limits else "",
             "timezone=local" if self.local_time else "",
+            "" if self.shared is None else f"shared={self.shared:d}",
             "" if self.history.enabled else "history=0",
         ]
         query = "&".join(option for option in given if option)

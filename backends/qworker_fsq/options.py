@@ -10,6 +10,7 @@ import msgspec
 from qworker.errors import InvalidName, InvalidURL
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.kit.directory.retention import describe_retention
+from qworker.kit.file_system import shared_option
 from qworker.kit.retention import KEEP_ALL, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.names import check_queue
 from qworker.url import BackendURL
@@ -28,6 +29,8 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
     sync: bool = True
     keep_done: RetentionPolicy = KEEP_ALL
     keep_failed: RetentionPolicy = KEEP_ALL
+    # Whether other hosts use the directory; None: as the type of its file system says.
+    shared: bool | None = None
 
     @classmethod
     def from_url(cls, url: BackendURL) -> FsqOptions:
@@ -37,7 +40,7 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
             InvalidURL: An option is unknown or not valid.
             UsageError: An FSQ_* variable is not valid.
         """
-        url.only({"host", "sync", "max_tries", "ttl", *KEEP_OPTIONS, *HISTORY_OPTIONS})
+        url.only({"host", "sync", "max_tries", "ttl", "shared", *KEEP_OPTIONS, *HISTORY_OPTIONS})
         constants = Constants.from_environment()
         if "max_tries" in url.options:
             constants = msgspec.structs.replace(constants, max_tries=url.integer("max_tries", 0))
@@ -50,6 +53,7 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
             sync=url.choice("sync", "full", ("full", "off")) == "full",
             keep_done=keep_done(url, KEEP_ALL),
             keep_failed=keep_failed(url),
+            shared=shared_option(url),
         )
 
     @property
