@@ -12,10 +12,14 @@ both by the clock of its holder.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 
 import msgspec
 
-__all__ = ["ClockMark", "LeaseTimes", "read_clock_mark", "read_lease_times", "shared_length"]
+__all__ = ["CLOCK_STEP", "ClockMark", "ClockMarks", "LeaseTimes", "read_lease_times", "shared_length"]
+
+# Seconds by which a wall clock must have stepped to be marked again.
+CLOCK_STEP = 0.25
 
 
 class ClockMark(msgspec.Struct, frozen=True, gc=False):
@@ -23,8 +27,9 @@ class ClockMark(msgspec.Struct, frozen=True, gc=False):
 
     # Seconds that it was ahead of the file server's clock.
     ahead: float
-    # Unix seconds, by the file server's clock.
+    # Unix seconds, by the file server's clock: of this mark, and of the first known one since the clock's last step.
     at: float
+    since: float
 
 
 class LeaseTimes(msgspec.Struct, frozen=True, gc=False):
@@ -36,17 +41,42 @@ class LeaseTimes(msgspec.Struct, frozen=True, gc=False):
     claimed_at: float
 
 
-def read_clock_mark(workers: int, holder: str) -> ClockMark | None:
-    """Return the mark of a holder, or None if it has no file in workers/.
+class ClockMarks:
+    """The marks of the holders in one directory, each with the one before it that differs.
 
-    Raises:
-        OSError: The store failed.
+    Args:
+        workers: The open directory.
     """
-    try:
-        status = os.stat(holder, dir_fd=workers, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return ClockMark(status.st_mtime - status.st_ctime, status.st_ctime)
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._known: dict[str, tuple[ClockMark, ...]] = {}
+        self._read: set[str] = set()
+
+    def begin_round(self, holders: Collection[str]) -> None:
+        """Let marks be read again, and forget those of other holders."""
+        self._read.clear()
+        self._known = {holder: marks for holder, marks in self._known.items() if holder in holders}
+
+    def of(self, holder: str) -> tuple[ClockMark, ...]:
+        """Return the marks of a holder, the last one first. They are read at most once per round.
+
+        Raises:
+            OSError: The store failed.
+        """
+        if holder not in self._read:
+            self._read.add(holder)
+            try:
+                status = os.stat(holder, dir_fd=self._workers, follow_symlinks=False)
+            except FileNotFoundError:
+                return self._known.get(holder, ())
+            ahead, at = status.st_mtime - status.st_ctime, status.st_ctime
+            known = self._known.get(holder, ())
+            if known and abs(known[0].ahead - ahead) <= CLOCK_STEP:
+                self._known[holder] = (ClockMark(ahead, at, known[0].since), *known[1:])
+            else:
+                self._known[holder] = (ClockMark(ahead, at, at), *known[:1])
+        return self._known.get(holder, ())
 
 
 def read_lease_times(leases: int, name: str) -> LeaseTimes | None:
@@ -62,17 +92,20 @@ def read_lease_times(leases: int, name: str) -> LeaseTimes | None:
     return LeaseTimes(status.st_ctime, status.st_mtime)
 
 
-def shared_length(expiry: float, times: LeaseTimes, mark: ClockMark | None) -> tuple[float, bool]:
+def shared_length(expiry: float, times: LeaseTimes, marks: Sequence[ClockMark]) -> tuple[float, bool]:
     """Return the seconds that a lease lasts, and whether a later mark cannot change that.
 
     Args:
         expiry: Unix seconds, by the holder's clock.
         times: The times of the lease.
-        mark: The last known mark of its holder.
+        marks: Those of its holder, as `ClockMarks.of` returns them.
     """
-    lasts = expiry - times.made_at - (0.0 if mark is None else mark.ahead)
-    if mark is not None and mark.at >= times.made_at and lasts >= 0:
+    remaining = expiry - times.made_at
+    # The lease may be from before the clock's last step.
+    counted = marks if marks and times.made_at <= marks[0].since else marks[:1]
+    lasts = max([remaining - mark.ahead for mark in counted], default=remaining)
+    if marks and marks[0].at >= times.made_at:
         return lasts, True
-    # The clock may have stepped between the mark and the lease. A lease that was not extended lasts from its claim. An
-    # extended one is counted too long until its mark is seen.
+    # The lease may have been extended after the mark, or the holder may be an older release. A lease that was not
+    # extended lasts from its claim. An extended one is counted too long until its mark is seen.
     return max(lasts, expiry - times.claimed_at), False

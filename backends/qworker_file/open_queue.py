@@ -19,6 +19,7 @@ from qworker_file.holder import DETACHED, Holder
 from qworker_file.layout import QueueDir
 from qworker_file.lease import ExpiryClock, FileLease, claim
 from qworker_file.lease_end import release
+from qworker_file.lease_length import CLOCK_STEP
 from qworker_file.names import parse_delay
 from qworker_file.read_ahead import ReadAhead
 from qworker_file.reap import QueueReaper
@@ -26,8 +27,6 @@ from qworker_file.reap import QueueReaper
 __all__ = ["OpenQueue"]
 
 _TURN = 0.002
-# Seconds by which the wall clock must have stepped to be shown again.
-_STEP = 0.25
 
 
 class OpenQueue(FollowedQueue[QueueDir, FileLease]):
@@ -274,7 +273,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
 
     def _mark_stepped_clock(self) -> None:
         """Show this host's clock before the first lease, and again after a step of it."""
-        if abs(self._clock.time() - self._clock.monotonic() - self._marked) > _STEP:
+        if abs(self._clock.time() - self._clock.monotonic() - self._marked) > CLOCK_STEP:
             self.mark_clock()
 
     def mark_clock(self) -> None:

@@ -24,7 +24,7 @@ from qworker_file.holder import DETACHED, parse_publisher
 from qworker_file.id_index import clean_up_index
 from qworker_file.layout import QueueDir
 from qworker_file.lease import FileLease
-from qworker_file.lease_length import ClockMark, LeaseTimes, read_clock_mark, read_lease_times, shared_length
+from qworker_file.lease_length import ClockMarks, LeaseTimes, read_lease_times, shared_length
 from qworker_file.names import delay_name, parse_id, parse_item, parse_lease, with_tries
 
 __all__ = ["QueueReaper"]
@@ -67,8 +67,7 @@ class QueueReaper:
         self._own = own
         self._holder = holder
         self._seen: dict[str, _ObservedLease] = {}
-        # The marks of holders' clocks that were read in this round.
-        self._marks: dict[str, ClockMark | None] = {}
+        self._marks = ClockMarks(files.workers)
         self._cleaned_at = self._tmp_cleaned_at = float("-inf")
 
     async def reap(self) -> list[str]:
@@ -80,7 +79,7 @@ class QueueReaper:
         names = await list_names(self._files.lease)
         now = self._clock.monotonic()
         dead: dict[str, bool] = {}
-        self._marks.clear()
+        self._marks.begin_round({parsed[2] for name in names if (parsed := parse_lease(name)) is not None})
         seen: dict[str, _ObservedLease] = {}
         returned: list[str] = []
         turn_ends = time.perf_counter() + _TURN
@@ -129,6 +128,10 @@ class QueueReaper:
             known = self._observe(name, expiry, holder, now)
             if known is None:
                 return False
+            if not self._local_disk:
+                # This host may have an old view of the holder's mark: another one decides in the next round.
+                seen[name] = known
+                return False
         elif known.times is not None:
             self._measure(known, known.times, expiry, holder)
         seen[name] = known
@@ -152,9 +155,7 @@ class QueueReaper:
 
     def _measure(self, known: _ObservedLease, times: LeaseTimes, expiry: float, holder: str) -> None:
         """Set how long a lease on a shared file system lasts."""
-        if holder not in self._marks:
-            self._marks[holder] = read_clock_mark(self._files.workers, holder)
-        known.lasts, is_final = shared_length(expiry, times, self._marks[holder])
+        known.lasts, is_final = shared_length(expiry, times, self._marks.of(holder))
         known.times = None if is_final else times
 
     def _return(self, name: str, item: str) -> str | None:

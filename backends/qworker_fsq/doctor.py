@@ -12,5 +12,5 @@ __all__ = ["check_directory"]
 
 async def check_directory(url: BackendURL) -> list[Check]:
     """Check the directory, or FSQ_ROOT. Enqueueing needs hard links."""
-    root = parse_root(url, FsqOptions.from_url(url).constants)
-    return await examine_directory(root, [("link", try_link)])
+    options = FsqOptions.from_url(url)
+    return await examine_directory(parse_root(url, options.constants), [("link", try_link)], shared=options.shared)

@@ -1,4 +1,4 @@
-"""A worker as on another host: it has another boot id. Its wall clock is moved from outside (tests/support/moved_clock.c).
+"""A worker as on another host: it has another boot id. Its wall clock is moved from outside (tests/support/clocks.py).
 
     python -m tests.fault.other_host HOST URL LEDGER CONCURRENCY VISIBILITY
 

@@ -116,5 +116,7 @@ def test_wrong_clocks_end_no_live_lease_and_hide_no_death(
     for holder in holders:
         harness.kill(holder)
     expected = {f"reaper:{clock}.{n}" for clock in HOLDERS for n in range(EACH)}
-    wait_for(lambda: expected <= set(books.read("started")), "the messages of the dead", lambda: str(books.read("started")))
+    wait_for(
+        lambda: expected <= set(books.read("started")), "the messages of the dead", lambda: str(books.read("started"))
+    )
     assert time.monotonic() - died < VISIBILITY + 5.0
