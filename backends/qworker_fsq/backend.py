@@ -130,7 +130,7 @@ class FsqBackend(Backend):
 
         A lock needs no extension, but a person may have moved a file.
         """
-        return extend(leases, self._clock.time() + visibility)
+        return extend(leases, visibility, self._clock)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""
