@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the programs that the tests run: a Redis server and others that speak its protocol, strace and libfaketime, and where Spark
+# Install the programs that the tests run: a Redis server and others that speak its protocol, strace, libfaketime and bindfs, and where Spark
 # is tested a Java for it and a browser for its reports. Does nothing when they are there; needs root or sudo, and Debian's packages, when they are not.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -38,6 +38,7 @@ command -v redis-server >/dev/null || packages+=(redis-server)
 command -v strace >/dev/null || packages+=(strace)
 has_faketime && command -v faketime >/dev/null || packages+=(libfaketime faketime)
 command -v mkfs.ext4 >/dev/null || [ -x /usr/sbin/mkfs.ext4 ] || packages+=(e2fsprogs)
+command -v bindfs >/dev/null || packages+=(bindfs)
 command -v cc >/dev/null || packages+=(gcc libc6-dev)
 if [ -d tests/spark ]; then
     command -v java >/dev/null || packages+=(openjdk-17-jre-headless)

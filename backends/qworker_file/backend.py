@@ -13,7 +13,7 @@ from qworker.history.directory import DirectoryHistory
 from qworker.kit.directory.opener import StoreOpener
 from qworker.kit.directory.wait import wait_for_work
 from qworker.kit.doctor_check import Check
-from qworker.kit.file_system import durability_at
+from qworker.kit.file_system import FileSystem, durability_at
 from qworker.kit.files import check_writable
 from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
@@ -77,7 +77,7 @@ class FileBackend(Backend):
         """Create an instance for `file:///abs/dir` or `file://./rel`.
 
         The options are `?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`,
-        `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770` and `?max_body=SIZE|none`, and for the history
+        `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770`, `?shared=0|1` and `?max_body=SIZE|none`, and for the history
         `?history=0|1` and `?keep_history=7d,512M`.
         """
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
@@ -127,7 +127,12 @@ class FileBackend(Backend):
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Extend leases, in the caller's thread."""
         store = self._stores.store
-        return extend(leases, visibility, None if store is None else store.expiries, self._clock)
+        if store is None:
+            return extend(leases, visibility, None, self._clock)
+        lost = extend(leases, visibility, store.expiries, self._clock)
+        with store_errors("extend leases"):
+            store.mark_clocks(leases)
+        return lost
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""
@@ -215,6 +220,11 @@ class FileBackend(Backend):
         return FileBrowser(self._stores.require_queue(queue), self._clock, local_time=self._options.local_time)
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
+
+    def describe_file_system(self) -> str:
+        """Return the type and source of the file system, and its class: local or shared."""
+        with store_errors(f"open {self._directory}"):
+            return FileSystem.of(self._directory).describe(self._options.shared)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

@@ -13,7 +13,8 @@ __all__ = ["check_directory"]
 
 async def check_directory(url: BackendURL) -> list[Check]:
     """Check the directory. A given id needs hard links, and waking idle workers needs named pipes."""
-    checks = await examine_directory(url.directory, [("link", try_link), ("fifo", try_fifo)])
-    most = FileOptions.from_url(url).max_body
-    checks += await examine_bodies(url.directory, ("*/queue", "*/delay"), most)
+    options = FileOptions.from_url(url)
+    attempts = [("link", try_link), ("fifo", try_fifo)]
+    checks = await examine_directory(url.directory, attempts, shared=options.shared)
+    checks += await examine_bodies(url.directory, ("*/queue", "*/delay"), options.max_body)
     return [*checks, *await find_blocked(url.directory)]

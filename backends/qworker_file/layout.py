@@ -76,10 +76,11 @@ def has_queue(root: int, name: str) -> bool:
     if is_queue(root, name):
         return True
     try:
+        base = os.stat(name, dir_fd=root, follow_symlinks=False)
         found = os.stat(f"{name}/{_FORMAT_FILE}", dir_fd=root, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return stat.S_ISREG(found.st_mode)
+    return stat.S_ISDIR(base.st_mode) and stat.S_ISREG(found.st_mode)
 
 
 def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:

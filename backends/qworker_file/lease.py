@@ -47,6 +47,8 @@ class FileLease(Lease, kw_only=True, eq=False):
     locked: bool = False
     # Whether its body is still to be read, off the loop.
     is_unread: bool = False
+    # The holder's name in its next extension; empty: as in `path`.
+    extends_as: str = ""
     # Whether names/ has a second link to it.
     indexed: bool = False
     # This process's monotonic time at which it ends.
@@ -293,7 +295,7 @@ def _extend_one(lease: FileLease, visibility: float, expiries: ExpiryClock, cloc
     now = clock.time()
     expiry = expiries.next(now + visibility, now)
     # The holder comes from the name: another process may have found a detached lease again.
-    path = lease_name(lease.item, expiry, lease.path.rpartition(".")[2])
+    path = lease_name(lease.item, expiry, lease.extends_as or lease.path.rpartition(".")[2])
     if not try_rename(lease.path, path, lease.files.lease, lease.files.lease, lease.fd):
         return False
     lease.path = path

@@ -22,6 +22,7 @@ from qworker_file.holder import DETACHED, Holder
 from qworker_file.layout import QueueDir
 from qworker_file.lease import ExpiryClock, FileLease, claim, read_large_body
 from qworker_file.lease_end import release
+from qworker_file.lease_length import CLOCK_STEP
 from qworker_file.names import LAST_DUE_MS, delay_name, is_delay_name, is_due_time, parse_delay
 from qworker_file.read_ahead import ReadAhead
 from qworker_file.reap import QueueReaper
@@ -63,6 +64,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         super().__init__(files, clock, inotify, (self._ready, self._delayed), local_disk=local_disk, rescan=rescan)
         self._blocked = {files.queue: blocked_ready, files.delay: blocked_delayed}
         self._holder = holder
+        self._local_disk = local_disk
         self._local_time = local_time
         self._reaper = QueueReaper(files, clock, local_disk=local_disk, own=self.own, holder=lambda: holder.name)
         self._read_ahead = ReadAhead(files.queue, self._ready.peek)
@@ -73,6 +75,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         self._liveness: LivenessFile | None = None
         self._outlived: LivenessFile | None = None
         self._leases_as = holder.name
+        # How far the wall clock was ahead of the monotonic one when others were last shown the wall clock.
+        self._marked = float("-inf")
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
@@ -216,7 +220,9 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         has_work = notified and self._is_watched and not self._is_stirred and bool(self._ready)
         if limit <= 0 or not (has_work or await self.has_work()):
             return []
-        self._create_liveness()
+        self.create_liveness()
+        if not self._local_disk:
+            self._mark_stepped_clock()
         leases: list[FileLease] = []
         try:
             await self._lease(limit, visibility, expiries, leases)
@@ -339,8 +345,13 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         name = self._ready.take()
         return self.files.queue, name, name
 
-    def _create_liveness(self) -> None:
-        if self._liveness is not None or self._holder.name.startswith(DETACHED):
+    def create_liveness(self) -> None:
+        """Create this instance's file in workers/, unless its leases end by time alone and no other host sees them.
+
+        Raises:
+            OSError: The store failed.
+        """
+        if self._liveness is not None or (self._local_disk and self._is_detached):
             return
         files = self.files
         try:
@@ -353,6 +364,30 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             self._leases_as = self._holder.detached_name
         else:
             self._leases_as = self._holder.name
+
+    @property
+    def _is_detached(self) -> bool:
+        return self._holder.name.startswith(DETACHED)
+
+    def _mark_stepped_clock(self) -> None:
+        """Show this host's clock before the first lease, and again after a step of it."""
+        if abs(self._clock.time() - self._clock.monotonic() - self._marked) > CLOCK_STEP:
+            self.mark_clock()
+
+    def mark_clock(self) -> None:
+        """Show the hosts of a shared file system this host's clock (qworker_file.lease_length). From any thread.
+
+        Raises:
+            OSError: The store failed.
+        """
+        liveness, now = self._liveness, self._clock.time()
+        if liveness is not None:
+            try:
+                liveness.mark_clock(now)
+            except FileNotFoundError:
+                # Another process has found this one dead: its leases are lost.
+                return
+            self._marked = now - self._clock.monotonic()
 
     async def reap(self) -> int:
         """Return the expired leases, and their number.
@@ -410,7 +445,11 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             lease.close()
         self.own.clear()
         if self._liveness is not None:
-            self._liveness.close()
+            # The mark of a detached holder is needed as long as its leases. A reaper removes it after them.
+            if self._is_detached:
+                self._liveness.abandon()
+            else:
+                self._liveness.close()
             self._liveness = None
         if self._outlived is not None:
             # The name may be that of the queue which replaced this one.

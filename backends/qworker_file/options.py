@@ -8,6 +8,7 @@ import msgspec
 
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
 from qworker.kit.directory.retention import describe_retention
+from qworker.kit.file_system import shared_option
 from qworker.kit.max_body import DEFAULT_MAX_BODY, MAX_BODY, max_body
 from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.url import BackendURL
@@ -32,6 +33,8 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     dir_mode: int = 0o700
     # The largest body in bytes. None: any size.
     max_body: int | None = DEFAULT_MAX_BODY
+    # Whether other hosts use the directory; None: as the type of its file system says.
+    shared: bool | None = None
     history: HistoryOptions = HistoryOptions()
 
     @classmethod
@@ -41,7 +44,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidURL: One is unknown or not valid.
         """
-        url.only({"sync", "timezone", "poll_interval", "dir_mode", MAX_BODY, *KEEP_OPTIONS, *HISTORY_OPTIONS})
+        url.only({"sync", "timezone", "poll_interval", "dir_mode", "shared", MAX_BODY, *KEEP_OPTIONS, *HISTORY_OPTIONS})
         return cls(
             sync=url.choice("sync", "full", ("full", "off")) == "full",
             keep_done=keep_done(url),
@@ -50,6 +53,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             poll_interval=url.duration("poll_interval", 0.0, least=1.0) if "poll_interval" in url.options else None,
             dir_mode=int(url.choice("dir_mode", "0700", _MODES), 8),
             max_body=max_body(url, DEFAULT_MAX_BODY),
+            shared=shared_option(url),
             history=HistoryOptions.from_url(url, default=True),
         )
 
@@ -61,6 +65,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"keep_done={self.keep_done}" if self.keep_done.keep else "",
             f"keep_failed={self.keep_failed}" if self.keep_failed.limits else "",
             "timezone=local" if self.local_time else "",
+            "" if self.shared is None else f"shared={self.shared:d}",
             "" if self.history.enabled else "history=0",
         ]
         query = "&".join(option for option in given if option)

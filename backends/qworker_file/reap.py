@@ -1,8 +1,8 @@
 """Ending the leases of dead holders and expired leases: the liveness file is gone, or the time is over.
 
 Time is measured by this process's monotonic clock from the first time that it sees a lease's name. Every extension
-makes another name, so a name that has not changed for the length of its lease has expired. No step of a wall clock ends
-a live lease early.
+makes another name, so a name that has not changed for the length of its lease has expired. No step of a wall clock, and
+no wrong clock of a host on a shared file system, ends a live lease early.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from qworker_file.holder import DETACHED, parse_publisher
 from qworker_file.id_index import clean_up_index
 from qworker_file.layout import QueueDir
 from qworker_file.lease import FileLease
+from qworker_file.lease_length import ClockMarks, LeaseTimes, read_lease_times, shared_length
 from qworker_file.names import delay_name, parse_id, parse_item, parse_lease, with_tries
 
 __all__ = ["QueueReaper"]
@@ -43,6 +44,8 @@ class _ObservedLease(msgspec.Struct, gc=False):
     # Monotonic seconds when it was first seen, and how long it was then known to last.
     since: float
     lasts: float
+    # The times of its file if a later mark of its holder's clock can change how long it lasts.
+    times: LeaseTimes | None = None
 
 
 class QueueReaper:
@@ -67,6 +70,7 @@ class QueueReaper:
         self._seen: dict[str, _ObservedLease] = {}
         self._records = BlockedRecords(files.base)
         self._blocked = BlockedFiles(files.name, "lease", clock, self._records)
+        self._marks = ClockMarks(files.workers)
         self._cleaned_at = self._tmp_cleaned_at = float("-inf")
 
     async def reap(self) -> list[str]:
@@ -79,6 +83,7 @@ class QueueReaper:
         now = self._clock.monotonic()
         self._blocked.take_due()
         dead: dict[str, bool] = {}
+        self._marks.begin_round({parsed[2] for name in names if (parsed := parse_lease(name)) is not None})
         seen: dict[str, _ObservedLease] = {}
         returned: list[str] = []
         turn_ends = time.perf_counter() + _TURN
@@ -126,10 +131,15 @@ class QueueReaper:
                 return True
         known = self._seen.get(name)
         if known is None:
-            lasts = self._lasts(name, expiry)
-            if lasts is None:
+            known = self._observe(name, expiry, holder, now)
+            if known is None:
                 return False
-            known = _ObservedLease(now, lasts)
+            if not self._local_disk:
+                # This host may have an old view of the holder's mark: another one decides in the next round.
+                seen[name] = known
+                return False
+        elif known.times is not None:
+            self._measure(known, known.times, expiry, holder)
         seen[name] = known
         return now - known.since >= known.lasts
 
@@ -137,15 +147,22 @@ class QueueReaper:
         """Return whether a holder is known to be dead. The leases of a detached one end by time alone."""
         return not holder.startswith(DETACHED) and has_died(self._files.workers, holder, local=self._local_disk)
 
-    def _lasts(self, name: str, expiry: float) -> float | None:
-        """Return the seconds that a lease lasts from its creation, or None if it is gone."""
-        try:
-            made_at = os.stat(name, dir_fd=self._files.lease, follow_symlinks=False).st_ctime
-        except FileNotFoundError:
+    def _observe(self, name: str, expiry: float, holder: str, now: float) -> _ObservedLease | None:
+        """Return a lease that is seen for the first time, or None if it is gone."""
+        times = read_lease_times(self._files.lease, name)
+        if times is None:
             return None
         # The kernel's time of the rename can be compared only with the system's clock. With another clock this is the
         # remaining time.
-        return expiry - (made_at if self._clock is SYSTEM_CLOCK else self._clock.time())
+        known = _ObservedLease(now, expiry - (times.made_at if self._clock is SYSTEM_CLOCK else self._clock.time()))
+        if not self._local_disk and self._clock is SYSTEM_CLOCK:
+            self._measure(known, times, expiry, holder)
+        return known
+
+    def _measure(self, known: _ObservedLease, times: LeaseTimes, expiry: float, holder: str) -> None:
+        """Set how long a lease on a shared file system lasts."""
+        known.lasts, is_final = shared_length(expiry, times, self._marks.of(holder))
+        known.times = None if is_final else times
 
     def _try_return(self, name: str, item: str) -> str | None:
         """Return a message's name in delay/, or None if it is gone or cannot be moved."""
@@ -164,13 +181,21 @@ class QueueReaper:
 
     def _return(self, name: str, item: str) -> str | None:
         mine = self._own.get(item)
-        moved = _return_lease(self._files, name, item, self._clock.time())
+        moved = _return_lease(self._files, name, item, self._due(name))
         if mine is not None and mine.path == name:
             # This lease of this instance has expired. Its next extension or its end reports that.
             mine.lost = True
             mine.close()
             del self._own[item]
         return moved
+
+    def _due(self, name: str) -> float:
+        """Return the time from which a returned message is due: for every host if the clock of this one is fast."""
+        now = self._clock.time()
+        if self._local_disk:
+            return now
+        times = read_lease_times(self._files.lease, name)
+        return now if times is None else min(now, times.made_at)
 
     # -- leftovers ---------------------------------------------------------------------------------------------------
 
@@ -196,7 +221,11 @@ class QueueReaper:
             parsed[2] for name in await list_names(self._files.lease) if (parsed := parse_lease(name)) is not None
         }
         return [
-            worker for worker in workers if worker != self._holder() and worker not in leased and self._has_died(worker)
+            worker
+            for worker in workers
+            if worker != self._holder()
+            and worker not in leased
+            and has_died(self._files.workers, worker, local=self._local_disk)
         ]
 
     async def _clean_up_tmp(self, publishers: set[str]) -> None:

@@ -39,7 +39,12 @@ class RemoteFileLeases:
             opened = store.get(check_queue(queue))
             if opened is None:
                 return None
-            return await _find_lease(opened.files, opened.own, message_id, token, self._clock)
+            found = await _find_lease(opened.files, opened.own, message_id, token, self._clock)
+            if found is not None and not store.is_local:
+                # Its next extension is by the clock of this host, which this instance's own name shows.
+                opened.create_liveness()
+                found.extends_as = store.holder.name
+            return found
 
 
 async def _find_lease(

@@ -45,7 +45,7 @@ class Store(DirectoryStore[OpenQueue]):
     def __init__(self, directory: str, clock: Clock, options: FileOptions, *, detached: bool) -> None:
         # Without the boot id no lease can be taken: no store is better than a worker that waits for ever.
         boot_id()
-        super().__init__(directory, clock, mode=options.dir_mode, sync=options.sync)
+        super().__init__(directory, clock, mode=options.dir_mode, sync=options.sync, shared=options.shared)
         self.options = options
         self.planner = Planner(clock, local_time=options.local_time)
         self.files_at_once = files_at_once()
@@ -70,7 +70,7 @@ class Store(DirectoryStore[OpenQueue]):
             self.clock,
             self.holder,
             self._inotify,
-            local_disk=self.system.is_local,
+            local_disk=self.is_local,
             local_time=self.options.local_time,
             rescan=_RESCAN if poll_interval is None else poll_interval,
         )
@@ -116,6 +116,18 @@ class Store(DirectoryStore[OpenQueue]):
         if len(leases) >= limit:
             self.release_triggers()
         return list(leases)
+
+    def mark_clocks(self, leases: Sequence[Lease]) -> None:
+        """Show the hosts of a shared file system this host's clock, after an extension. From any thread.
+
+        Raises:
+            OSError: The store failed.
+        """
+        if not self.is_local:
+            for name in {lease.message.queue for lease in leases}:
+                queue = self._queues.get(name)
+                if queue is not None:
+                    queue.mark_clock()
 
     async def wait_for_settlements(self) -> None:
         """Wait until the earlier settlements are made, though perhaps not yet on the disk."""

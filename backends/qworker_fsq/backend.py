@@ -12,7 +12,7 @@ from qworker.history.directory import directory_history
 from qworker.kit.directory.opener import StoreOpener
 from qworker.kit.directory.wait import wait_for_work
 from qworker.kit.doctor_check import Check
-from qworker.kit.file_system import durability_at
+from qworker.kit.file_system import FileSystem, durability_at
 from qworker.kit.files import check_writable
 from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
@@ -132,7 +132,7 @@ class FsqBackend(Backend):
 
         A lock needs no extension, but a person may have moved a file.
         """
-        return extend(leases, self._clock.time() + visibility)
+        return extend(leases, visibility, self._clock)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""
@@ -221,6 +221,11 @@ class FsqBackend(Backend):
         return FsqBrowser(opened, self._clock, self._stores.open().system.kind)
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
+
+    def describe_file_system(self) -> str:
+        """Return the type and source of the file system, and its class: local or shared."""
+        with store_errors(f"open {self._directory}"):
+            return FileSystem.of(self._directory).describe(self._options.shared)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

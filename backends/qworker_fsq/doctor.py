@@ -15,7 +15,7 @@ async def check_directory(url: BackendURL) -> list[Check]:
     """Check the directory, or FSQ_ROOT. Enqueueing needs hard links."""
     options = FsqOptions.from_url(url)
     root = parse_root(url, options.constants)
-    checks = await examine_directory(root, [("link", try_link)])
+    checks = await examine_directory(root, [("link", try_link)], shared=options.shared)
     host = "" if options.host is None else f"{options.constants.hosts}/{options.host}/"
     checks += await examine_bodies(root, (f"*/{host}{options.constants.queue}",), options.max_body)
     return [*checks, *await find_blocked(root)]

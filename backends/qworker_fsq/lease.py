@@ -17,6 +17,7 @@ import stat
 from collections.abc import Sequence
 from enum import Enum, auto
 
+from qworker.clock import Clock
 from qworker.errors import BackendUnavailable
 from qworker.kit.files import READ, find_inode, read_all, try_unlink
 from qworker.kit.store_errors import NOT_A_FILE
@@ -243,6 +244,8 @@ class FsqLease(Lease, kw_only=True, eq=False):
     """A locked item."""
 
     claimed: ClaimedItem
+    # This process's monotonic time at which it ends, if it ends by time: no step of the wall clock ends it early.
+    deadline: float = 0.0
     # How it ended; None while it is held.
     ended: Settlement | None = None
 
@@ -262,7 +265,7 @@ def make_message(files: QueueDir, claimed: ClaimedItem, body: bytes) -> Message:
     )
 
 
-def extend(leases: Sequence[Lease], expires_at: float) -> list[Lease]:
+def extend(leases: Sequence[Lease], visibility: float, clock: Clock) -> list[Lease]:
     """Set the expiry of the leases that are still held and return the lost ones. Any thread can call it.
 
     Raises:
@@ -279,7 +282,8 @@ def extend(leases: Sequence[Lease], expires_at: float) -> list[Lease]:
             # Another thread closed it in the meantime.
             is_held = False
         if is_held:
-            lease.expires_at = expires_at
+            lease.expires_at = clock.time() + visibility
+            lease.deadline = clock.monotonic() + visibility
         else:
             lost.append(lease)
     return lost

@@ -250,6 +250,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             token=_Tokens.next(now),
             expires_at=now + visibility,
             claimed=claimed,
+            deadline=self._clock.monotonic() + visibility,
         )
         self.own[claimed.name] = lease
         self._put_off.add(claimed.name)

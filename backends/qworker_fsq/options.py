@@ -10,6 +10,7 @@ import msgspec
 from qworker.errors import InvalidName, InvalidURL
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.kit.directory.retention import describe_retention
+from qworker.kit.file_system import shared_option
 from qworker.kit.max_body import MAX_BODY, max_body
 from qworker.kit.retention import KEEP_ALL, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.names import check_queue
@@ -31,6 +32,8 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_failed: RetentionPolicy = KEEP_ALL
     # The largest body in bytes. None: any size.
     max_body: int | None = None
+    # Whether other hosts use the directory; None: as the type of its file system says.
+    shared: bool | None = None
 
     @classmethod
     def from_url(cls, url: BackendURL) -> FsqOptions:
@@ -40,7 +43,7 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
             InvalidURL: An option is unknown or not valid.
             UsageError: An FSQ_* variable is not valid.
         """
-        url.only({"host", "sync", "max_tries", "ttl", MAX_BODY, *KEEP_OPTIONS, *HISTORY_OPTIONS})
+        url.only({"host", "sync", "max_tries", "ttl", "shared", MAX_BODY, *KEEP_OPTIONS, *HISTORY_OPTIONS})
         constants = Constants.from_environment()
         if "max_tries" in url.options:
             constants = msgspec.structs.replace(constants, max_tries=url.integer("max_tries", 0))
@@ -54,6 +57,7 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
             keep_done=keep_done(url, KEEP_ALL),
             keep_failed=keep_failed(url),
             max_body=max_body(url),
+            shared=shared_option(url),
         )
 
     @property

@@ -30,7 +30,7 @@ async def reap(store: Store, queue: OpenQueue, *, expire: bool) -> int:
     """
     count = queue.take_due()
     if expire:
-        count += _expire(queue, store.clock.time())
+        count += _expire(queue, store.clock.monotonic())
     if queue.is_pruning_due():
         await _prune(store, queue)
     if count:
@@ -42,7 +42,7 @@ def _expire(queue: OpenQueue, now: float) -> int:
     """End the leases of this instance whose time has passed, with one more try, and return their number."""
     count = 0
     for name, lease in tuple(queue.own.items()):
-        if lease.expires_at <= now:
+        if lease.deadline <= now:
             if lease.claimed.retry():
                 count += 1
             queue.on_lease_end(lease, name, stays=True)

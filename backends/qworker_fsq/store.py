@@ -35,7 +35,7 @@ class Store(DirectoryStore[OpenQueue]):
     """
 
     def __init__(self, directory: str, clock: Clock, options: FsqOptions) -> None:
-        super().__init__(directory, clock, mode=0o775, sync=options.sync)
+        super().__init__(directory, clock, mode=0o775, sync=options.sync, shared=options.shared)
         constants = options.constants
         self.options = options
         self.limits = options.limits
@@ -60,7 +60,7 @@ class Store(DirectoryStore[OpenQueue]):
             self.clock,
             self.limits,
             self._inotify,
-            local_disk=self.system.is_local,
+            local_disk=self.is_local,
             most_lingering=min(MOST_LINGERING, self.most_held // 4),
         )
 

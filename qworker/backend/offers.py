@@ -1,6 +1,7 @@
-"""Optional class methods of backends, found by their names.
+"""Optional methods of backends, found by their names.
 
-`doctor` adds checks to `qworker doctor`. `open_scan` is the protocol's own source of messages for `qworker scan`.
+`doctor` adds checks to `qworker doctor`. `describe_file_system` names the file system of a directory in the first line
+of `qworker run`. `open_scan` is the protocol's own source of messages for `qworker scan`.
 `follower` reads a store that is a log, for Spark's streams. Import modules that only such a method needs inside it.
 """
 
@@ -18,9 +19,11 @@ from qworker.url import BackendURL
 __all__ = [
     "Follower",
     "OffersDoctor",
+    "OffersFileSystem",
     "OffersFollower",
     "OffersScan",
     "doctor_of",
+    "file_system_of",
     "follower_of",
     "scan_of",
 ]
@@ -80,6 +83,15 @@ class OffersDoctor(Protocol):
 
 
 @runtime_checkable
+class OffersFileSystem(Protocol):
+    """A backend that keeps its queues in a directory, and works in another way if other hosts use it too."""
+
+    def describe_file_system(self) -> str:
+        """Return the type and source of the file system, and its class: local or shared."""
+        ...
+
+
+@runtime_checkable
 class OffersScan(Protocol):
     """A backend class with its own source of messages for `qworker scan`."""
 
@@ -110,6 +122,11 @@ def doctor_of(scheme: str) -> OffersDoctor | None:
     """
     found: object = backend_class(scheme)
     return found if isinstance(found, OffersDoctor) else None
+
+
+def file_system_of(backend: object) -> str | None:
+    """Return the file system of a backend's directory and its class, or None if it does not matter."""
+    return backend.describe_file_system() if isinstance(backend, OffersFileSystem) else None
 
 
 def scan_of(scheme: str) -> OffersScan | None:

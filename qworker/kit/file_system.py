@@ -8,10 +8,12 @@ from typing import Self
 from qworker.kit.linux import open_path, path_of
 from qworker.kit.mounts import Mount, ext4_options, find_mount
 from qworker.kit.store_errors import store_errors
+from qworker.url import BackendURL
 
-__all__ = ["NETWORK", "FileSystem", "durability_at"]
+__all__ = ["FileSystem", "durability_at", "shared_option"]
 
-NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs", "virtiofs"})
+# Only this host uses these. Every other type may be shared by hosts, which do not see each other's locks and changes.
+_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"})
 _JOURNALED = frozenset({"xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"})
 # Mount options of ext4, xfs and btrfs; of ext3; of reiserfs; of f2fs.
 _NO_BARRIERS = frozenset({"nobarrier", "barrier=0", "barrier=none", "fsync_mode=nobarrier"})
@@ -40,12 +42,23 @@ class FileSystem:
         self.has_barriers = options.isdisjoint(_NO_BARRIERS)
         # ext4 in its usual mode: a journal commit writes everything that was allocated before it (`GroupCommit.data`).
         self.is_ordered = "data=ordered" in journal
-        self.is_local = self.kind not in NETWORK and not self.kind.startswith("fuse")
+        self.is_local = self.kind in _LOCAL
 
     @property
     def survives_power_loss(self) -> bool:
         """True if the file system keeps synced data after a power failure."""
         return self.keeps_renames and self.has_barriers
+
+    def describe(self, shared: bool | None) -> str:
+        """Return the type and the source of the file system, and its class: local or shared.
+
+        Args:
+            shared: The class that the URL gives, if it gives one.
+        """
+        name = f"{self.kind or 'an unknown file system'} on {self.source}" if self.source else self.kind or "unknown"
+        if shared is not None:
+            return f"{name}, {'shared' if shared else 'local'} (?shared={shared:d})"
+        return f"{name}, {'local' if self.is_local else 'shared'}"
 
     @classmethod
     def of(cls, path: str) -> Self:
@@ -62,6 +75,15 @@ class FileSystem:
             return cls(fd)
         finally:
             os.close(fd)
+
+
+def shared_option(url: BackendURL) -> bool | None:
+    """Return the value of `?shared=0|1`, or None without it: then the type of the file system counts.
+
+    Raises:
+        InvalidURL: It has another value.
+    """
+    return url.choice("shared", "0", ("0", "1")) == "1" if "shared" in url.options else None
 
 
 def durability_at(path: str, *, sync: bool) -> str:

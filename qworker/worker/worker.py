@@ -27,6 +27,7 @@ import structlog
 from qworker import log_events as events
 from qworker.app import Tasks
 from qworker.backend import Backend
+from qworker.backend.offers import file_system_of
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import UsageError
 from qworker.kit.task_groups import background_tasks
@@ -199,9 +200,14 @@ class Worker:
         loops.lease_extender.start()
         if self._draining:
             loops.feeder.stop()
+        file_system = file_system_of(backend)
+        more: dict[str, str] = {}
+        if file_system is not None:
+            more["file_system"] = file_system
         self._log.info(
             events.WORKER_STARTED,
             backend=backend.describe(),
+            **more,
             queues=list(self.queues),
             concurrency=options.concurrency,
             visibility_timeout=options.visibility_timeout,

@@ -66,7 +66,7 @@ def test_everything_behind_a_file_that_is_too_big_runs_and_it_is_reported_once(f
     url = f"{scheme}://{folder}/spool" + ("" if scheme == "file" else "?max_body=64MiB")
     publish(url, b"first", b"second")
     places = {
-        "file": [f"work/queue/{OLDEST}", f"work/queue/{NEWEST}", f"work/delay/00001577836800000.{OLDEST}"],
+        "file": [f"work/queue/{OLDEST}", f"work/queue/{NEWEST}", f"work/delay/1577836800000.{OLDEST}"],
         "fsq": [f"work/queue/{OLDEST}", f"work/queue/{NEWEST}"],
         "vsqs": ["work/1577836800000000"],
         "mq": ["queues/work/00000000-0000-1000-8000-000000000000"],

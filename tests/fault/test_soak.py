@@ -11,7 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -42,8 +44,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 class Soak:
     """What runs, and what can happen to it."""
 
-    def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, url: str, folder: Path, stack: ExitStack, *, visibility: float = 5.0, long: float = 0.0) -> None:
         self.url, self.ledger, self._stack = url, folder / "ledger", stack
+        self._visibility, self._long = visibility, long
+        # When each process that was killed ran no more, in nanoseconds of the monotonic clock.
+        self.killed: dict[int, int] = {}
         self.books = Books(self.ledger)
         self.log = folder / "workers.log"
         self._draw = random.Random(7)
@@ -54,8 +59,8 @@ class Soak:
 
     def _worker(self, processes: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "qworker", "run", "tests.fault.soak_app:tasks", "-w", processes, "-c", "5"]
-        command += ["--visibility-timeout", "5", "--log-level", "warning"]
-        variables = environment(SOAK_URL=self.url, SOAK_LEDGER=str(self.ledger))
+        command += ["--visibility-timeout", f"{self._visibility}", "--log-level", "warning", "--wait-for-backend"]
+        variables = environment(SOAK_URL=self.url, SOAK_LEDGER=str(self.ledger), SOAK_LONG=f"{self._long}")
         with self.log.open("ab") as output:
             process = subprocess.Popen(command, cwd=ROOT, env=variables, stderr=output, start_new_session=True)
         self._stack.callback(harness.kill, process)
@@ -79,6 +84,9 @@ class Soak:
             what = "nothing"
         elif what == "supervisor":
             harness.kill(supervisor)
+            # A new session has one group: its workers were killed with it.
+            wait_for(lambda: all(_has_ended(worker) for worker in workers), "the end of its workers")
+            self.killed.update(dict.fromkeys(workers, time.monotonic_ns()))
             self.supervisors[which] = self._worker("2")
         elif what == "drain":
             self.drain(supervisor)
@@ -91,6 +99,8 @@ class Soak:
                 os.kill(victim, signal.SIGCONT)
             else:
                 os.kill(victim, signal.SIGKILL)
+                wait_for(lambda: _has_ended(victim), "its end")
+                self.killed[victim] = time.monotonic_ns()
         self.events[what] += 1
 
     def has_finished(self, lines: int) -> bool:
@@ -115,10 +125,44 @@ class Soak:
         return len(os.listdir(process / "fd")), pages * os.sysconf("SC_PAGESIZE") / 1e6
 
 
+class Run(NamedTuple):
+    """One run of a handler. Times are in nanoseconds of the monotonic clock."""
+
+    body: str
+    token: int
+    began: int
+    ended: int
+    how: str
+
+
+def runs(ledger: Path, killed: dict[int, int]) -> list[Run]:
+    """Every run of a handler, oldest first. One without an end has ended with its process, which was killed."""
+    began: dict[tuple[str, int], tuple[int, int]] = {}
+    found: list[Run] = []
+    for line in (ledger / "handlers").read_text().splitlines():
+        what, body, token, process, moment = line.split()
+        key = body, int(token)
+        if what == "start":
+            assert key not in began, f"{key} began twice"
+            began[key] = int(process), int(moment)
+        else:
+            found.append(Run(*key, began.pop(key)[1], int(moment), what))
+    found += [Run(*key, moment, killed[process], "killed") for key, (process, moment) in began.items()]
+    return sorted(found, key=lambda run: run.began)
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a process runs no more, even if its parent has not seen it."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in {"Z", "X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 @contextmanager
-def soaking(url: str, folder: Path) -> Iterator[Soak]:
+def soaking(url: str, folder: Path, *, visibility: float = 5.0, long: float = 0.0) -> Iterator[Soak]:
     with ExitStack() as stack:
-        yield Soak(url, folder, stack)
+        yield Soak(url, folder, stack, visibility=visibility, long=long)
 
 
 def test_what_dies_all_the_time_loses_nothing_and_runs_nothing_twice_beyond_its_tries(url: str, tmp_path: Path) -> None:
@@ -148,3 +192,54 @@ def test_what_dies_all_the_time_loses_nothing_and_runs_nothing_twice_beyond_its_
     assert late[1] <= early[1] + 20
     if url.startswith("file:"):
         assert strays(tmp_path / "spool") == []
+
+
+SHORT = 2.0
+
+
+def _strike(server: RedisServer, draw: random.Random, events: Counter[str]) -> None:
+    """Kill the server, or stop it for up to 1.5 visibility timeouts."""
+    if draw.random() < 0.4:
+        server.stop(signal.SIGKILL)
+        block_for(draw.random() * SHORT)
+        server.start()
+        events["server killed"] += 1
+    else:
+        server.pause()
+        block_for(draw.uniform(0.2, 1.5) * SHORT)
+        server.go_on()
+        events["server stopped"] += 1
+
+
+@pytest.mark.parametrize("scheme", ["file", "redis"])
+def test_no_two_handlers_of_one_message_run_at_once(scheme: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = None if scheme == "file" else stack.enter_context(RedisServer(appendonly="yes", appendfsync="always"))
+        url = f"file://{tmp_path}/spool" if server is None else server.url
+        soak = stack.enter_context(soaking(url, tmp_path, visibility=SHORT, long=1.5 * SHORT))
+        wait_for(lambda: soak.books.finished, "the first message", soak.errors)
+        draw, began = random.Random(9), time.monotonic()
+        while time.monotonic() < began + max(16.0, SECONDS) or not soak.killed:
+            soak.turn()
+            if server is not None:
+                _strike(server, draw, soak.events)
+            more = len(soak.books.read("finished")) + 20
+            wait_for(lambda more=more: soak.has_finished(more), "progress", soak.errors)
+        wait_for(lambda: soak.publisher.poll() is not None, "the last publisher")
+        for supervisor in soak.supervisors:
+            wait_for(lambda supervisor=supervisor: workers_of(supervisor.pid), "its workers", soak.errors)
+            soak.drain(supervisor)
+        soak.drain(soak.survivor)
+        drain(url, soak.ledger)
+        found = runs(soak.ledger, soak.killed)
+    again, overlapping = 0, list[str]()
+    for body, group in groupby(sorted(found), key=lambda run: run.body):
+        for earlier, later in pairwise(sorted(group, key=lambda run: run.began)):
+            again += 1
+            assert later.token > earlier.token, (body, earlier, later)
+            if later.began < earlier.ended:
+                overlap, after = (earlier.ended - later.began) / 1e9, (later.began - earlier.began) / 1e9
+                overlapping.append(f"{overlap:.3f} s, {after:.3f} s after the first start: {earlier} and {later}")
+    print(f"{len(found)} runs, {again} again, {Counter(run.how for run in found)}, {dict(soak.events)}")
+    assert again > 0
+    assert overlapping == [], soak.events

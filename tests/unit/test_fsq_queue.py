@@ -192,6 +192,22 @@ async def test_an_item_that_a_person_moved_is_lost_to_its_worker(backend: Backen
     assert len(os.listdir(root / QUEUE / "done")) == 1
 
 
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+async def test_a_step_of_the_wall_clock_ends_no_lease_early_and_keeps_none(root: Path, step: float) -> None:
+    clock = FakeClock()
+    backend = open_backend(f"fsq://{root}", clock=clock, remote_leases=True)
+    try:
+        await backend.publish(QUEUE, [Draft(body=b"x")])
+        assert len(await backend.lease(QUEUE, 1, 30.0)) == 1
+        clock.step(step)
+        clock.advance(20)
+        assert await backend.reap(QUEUE) == 0
+        clock.advance(20)
+        assert await backend.reap(QUEUE) == 1
+    finally:
+        await backend.aclose()
+
+
 async def test_where_holders_are_elsewhere_a_lease_ends_by_time(root: Path) -> None:
     clock = FakeClock()
     backend = open_backend(f"fsq://{root}", clock=clock, remote_leases=True)

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from qworker.backend.offers import file_system_of
+from qworker.backend.registry import open_backend
+from qworker.errors import InvalidURL
 from qworker.kit import file_system, linux
 from qworker.kit.file_system import FileSystem, durability_at
 from qworker.kit.files import DIRECTORY
 from qworker.kit.mounts import Mount, find_mount
+from qworker.tools.doctor import run_checks
 
 # Fedora's default: one btrfs, two subvolumes. `stat` gives files there device numbers that stand in no line.
 BTRFS = """\
@@ -136,3 +140,36 @@ def test_this_directory_is_where_its_device_is(tmp_path: Path) -> None:
     points = [line.split()[4] for line in Path(linux.MOUNTINFO).read_text().splitlines()]
     # In a chroot that is a folder of its file system, the mount is not shown.
     assert system.kind in (known if any(map(tmp_path.is_relative_to, points)) else {""})
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_local"),
+    [
+        *((kind, True) for kind in ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay")),
+        *((kind, False) for kind in ("nfs4", "virtiofs", "fuse.bindfs", "fuseblk", "ocfs2", "gfs2", "of-next-year")),
+    ],
+)
+def test_only_known_local_file_systems_count_as_local(
+    kind: str, is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = _system(monkeypatch, tmp_path, kind)
+    assert system.is_local is is_local
+    assert system.describe(None) == f"{kind} on /dev/x, {'local' if is_local else 'shared'}"
+    assert system.describe(is_local) == f"{kind} on /dev/x, " + (
+        "shared (?shared=1)" if is_local else "local (?shared=0)"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["file", "fsq"])
+async def test_a_url_says_whether_hosts_share_its_directory(scheme: str, tmp_path: Path) -> None:
+    for value in ("0", "1"):
+        url = f"{scheme}://{tmp_path}/spool?shared={value}"
+        backend = open_backend(url)
+        await backend.open()
+        assert f"shared={value}" in backend.describe()
+        assert (file_system_of(backend) or "").endswith(f"{('local', 'shared')[int(value)]} (?shared={value})")
+        await backend.aclose()
+        (check,) = [check for check in await run_checks(url) if check.name == "file system"]
+        assert f"(?shared={value})" in check.detail
+    with pytest.raises(InvalidURL, match="shared must be one of 0, 1"):
+        open_backend(f"{scheme}://{tmp_path}/spool?shared=maybe")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from qworker.kit.directory.blocked import BlockedFile, BlockedRecords
 from qworker.kit.directory.queue_files import is_queue
 from qworker.kit.doctor_check import Check, CheckStatus
-from qworker.kit.file_system import NETWORK, FileSystem
+from qworker.kit.file_system import FileSystem
 from qworker.kit.files import link_file, make_fifo, open_directory
 from qworker.kit.linux import CREATE, MOUNTINFO, add_inotify_watch, open_inotify, parse_inotify_events
 from qworker.kit.store_errors import FULL, store_error
@@ -35,14 +35,17 @@ _MEMORY = {"tmpfs", "ramfs"}
 _ELSEWHERE = "put the queues on another file system"
 
 
-async def examine_directory(path: str | os.PathLike[str], more: Iterable[tuple[str, Attempt]] = ()) -> list[Check]:
+async def examine_directory(
+    path: str | os.PathLike[str], more: Iterable[tuple[str, Attempt]] = (), *, shared: bool | None = None
+) -> list[Check]:
     """Check a directory, in a thread, because a broken file system may be slow.
 
     Args:
         path: An absolute path, which may not exist.
         more: Checks in addition to those for every directory.
+        shared: Whether other hosts use it, if the URL says so.
     """
-    return await run_in_thread(BlockingCall.CHECK, _run_checks, os.fspath(path), [*_ATTEMPTS, *more])
+    return await run_in_thread(BlockingCall.CHECK, _run_checks, os.fspath(path), [*_ATTEMPTS, *more], shared)
 
 
 async def find_blocked(path: str | os.PathLike[str]) -> list[Check]:
@@ -80,14 +83,14 @@ async def find_blocked(path: str | os.PathLike[str]) -> list[Check]:
     ] or [Check("blocked messages", CheckStatus.OK, "none")]
 
 
-def _run_checks(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:
+def _run_checks(root: str, attempts: list[tuple[str, Attempt]], shared: bool | None) -> list[Check]:
     try:
         place, status = _nearest_existing(root)
     except OSError as error:
         return [_broken("directory", error, f"use {root}")]
     if not stat.S_ISDIR(status.st_mode):
         return [Check("directory", CheckStatus.BROKEN, f"{place} is a file, not a directory", "check the URL")]
-    checks = [_file_system(place), _space(place), _inodes(place)]
+    checks = [_file_system(place, shared), _space(place), _inodes(place)]
     try:
         probe = tempfile.mkdtemp(prefix=".doctor-", dir=place)
     except OSError as error:
@@ -145,20 +148,20 @@ def _permissions(root: str, place: str, status: os.stat_result, *, keeps_modes: 
     return Check("directory", CheckStatus.OK, detail)
 
 
-def _file_system(place: str) -> Check:
+def _file_system(place: str, shared: bool | None) -> Check:
     name = "file system"
     system = FileSystem.of(place)
-    found = f"{system.kind} on {system.source}"
+    found = system.describe(shared)
     if not system.kind:
         return Check(name, CheckStatus.WARN, _unknown(), "no message is guaranteed to survive a power failure")
     if system.kind in _MEMORY:
-        return Check(name, CheckStatus.WARN, f"{system.kind}: memory, empty after a restart of the host", "use a disk")
-    if system.kind in NETWORK:
+        return Check(name, CheckStatus.WARN, f"{found}: memory, empty after a restart of the host", "use a disk")
+    if not system.is_local if shared is None else shared:
         return Check(
             name,
             CheckStatus.WARN,
-            f"{system.kind}: wake-ups from other hosts do not arrive, so that rescans find their messages",
-            "fine for few writers; keep the hosts' clocks together",
+            f"{found}: wake-ups from other hosts do not arrive, so that rescans find their messages",
+            "fine for few writers; keep the hosts' clocks together, and set ?shared=0 if only this host uses it",
         )
     if not system.has_barriers:
         return Check(

@@ -55,6 +55,19 @@ class LivenessFile:
             if not has_entry(self.holder, self._workers):
                 raise
 
+    def mark_clock(self, now: float) -> None:
+        """Show how far this host's clock is from the file server's clock: the server sets the ctime of this change.
+
+        Args:
+            now: Unix seconds, by this host's clock.
+
+        Raises:
+            OSError: The store failed, or the file is gone.
+        """
+        # By its name: another thread may close the descriptor in the meantime.
+        moment = int(now * 1e9)
+        os.utime(self.holder, ns=(moment, moment), dir_fd=self._workers, follow_symlinks=False)
+
     def close(self) -> None:
         """Show that the holder is gone. Idempotent."""
         if self._fd >= 0:

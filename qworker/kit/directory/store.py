@@ -38,12 +38,13 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         clock: The store's clock.
         mode: The mode of a root that is created.
         sync: Whether changes are written to the disk.
+        shared: Whether other hosts use the directory; None: as the type of its file system says.
 
     Raises:
         OSError: It cannot be opened.
     """
 
-    def __init__(self, directory: str, clock: Clock, *, mode: int, sync: bool) -> None:
+    def __init__(self, directory: str, clock: Clock, *, mode: int, sync: bool, shared: bool | None = None) -> None:
         self.clock = clock
         self.directory = directory
         self.root = open_root(directory, mode)
@@ -51,6 +52,8 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         self._placed_at = time.monotonic()
         self._is_replaced = False
         self.system = FileSystem(self.root)
+        # True if no other host uses the directory.
+        self.is_local = self.system.is_local if shared is None else not shared
         # None: what is stored survives the process, but not a power failure.
         self.group_commit = GroupCommit(self.root, self.system) if sync else None
         self.most_held = most_leases()
