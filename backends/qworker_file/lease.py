@@ -23,7 +23,7 @@ from qworker.message import Lease, Message, Settlement
 from qworker_file import foreign
 from qworker_file.foreign import ClaimResult
 from qworker_file.layout import QueueDir
-from qworker_file.names import MAX_OWN, Item, byte_length, delay_name, lease_name, parse_item
+from qworker_file.names import MAX_OWN, Item, byte_length, delay_name, given_id, lease_name, parse_item
 
 __all__ = ["ExpiryClock", "FileLease", "claim", "extend", "make_lease", "try_rename"]
 
@@ -42,7 +42,8 @@ class FileLease(Lease, kw_only=True, eq=False):
     fd: int = -1
     # Whether the descriptor has the flock that keeps fsq programs away from it.
     locked: bool = False
-    # Whether names/ has a second link to it.
+    inode: int = 0
+    # Whether names/ may have a second link to it.
     indexed: bool = False
     # This process's monotonic time at which it ends.
     deadline: float = 0.0
@@ -198,7 +199,9 @@ def make_lease(
         item=item,
         path=path,
         fd=fd,
-        indexed=status.st_nlink > 1,
+        inode=status.st_ino,
+        # A backup can have made the other link.
+        indexed=status.st_nlink > 1 and given_id(item) is not None,
     )
 
 

@@ -29,14 +29,17 @@ __all__ = [
     "alias_target",
     "byte_length",
     "delay_name",
+    "given_id",
     "index_name",
     "item_name",
     "lease_name",
     "make_alias",
+    "may_lack_link",
     "parse_delay",
     "parse_id",
     "parse_item",
     "parse_lease",
+    "place_name",
     "reason_name",
     "stem_for",
     "with_tries",
@@ -49,6 +52,8 @@ MAX_HOLDER = 40
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
 # A name that qworker and fsq write on ordinary hosts, up to its arguments.
 _USUAL = re.compile(r"_([0-9]{14})_([0-9]{1,20})_([0-9]{1,20})_([A-Za-z0-9.:-]+)_([0-9]{1,9})(?:_|\Z)")
+# The ids of messages that have no link in names/: those of qworker and fsq, of bulk writes, and digests of other names.
+_UNLINKED = re.compile(r"[^_]+_[0-9]+_[0-9]+_.+|.+:[0-9]+:[0-9]+:[0-9]+|x-[0-9a-f]{40}")
 _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})?")
 _GIVEN = "~"
 _ALIAS = "~"
@@ -250,6 +255,26 @@ def byte_length(name: str) -> int:
     return len(name) if name.isascii() else len(os.fsencode(name))
 
 
+def given_id(item: str) -> str | None:
+    """Return the id in an item's name if its publisher chose it, otherwise None. Cheaper than `parse_item`."""
+    if f"_0_{_GIVEN}" not in item:
+        return None
+    fields = item.split("_", 5)
+    if len(fields) < 6 or fields[0] or fields[3] != "0" or not fields[4].startswith(_GIVEN):
+        return None
+    return _id(*fields[1:5])
+
+
+def may_lack_link(message_id: str) -> bool:
+    """Return whether a message with this id can be stored without a link in names/."""
+    return _UNLINKED.fullmatch(message_id) is not None
+
+
 def index_name(message_id: str) -> str:
     """Return the name in names/ of the second link of a message whose publisher chose its id."""
     return "id-" + hashlib.sha256(message_id.encode()).hexdigest()
+
+
+def place_name(message_id: str) -> str:
+    """Return the name in names/ of the record of such a message's place."""
+    return "at-" + hashlib.sha256(message_id.encode()).hexdigest()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.kit.directory.publish import sync_bodies, sync_names
-from qworker.kit.files import CREATE, has_entry, write_all
+from qworker.kit.files import CREATE, find_inode, has_entry, write_all
 from qworker.kit.group_commit import GroupCommit
 from qworker.message import Draft
 from qworker_file.id_index import reserve_ids
@@ -147,14 +147,23 @@ def _discard(files: QueueDir, plans: list[Plan]) -> None:
         if plan.fd == -1:
             continue
         try:
-            if plan.given_id is not None and plan.fd >= 0 and os.fstat(plan.fd).st_nlink == 2:
-                # The index is removed before the file: another publish of the id may take an index with only one link.
-                os.unlink(index_name(plan.given_id), dir_fd=files.names)
+            if plan.given_id is not None and plan.fd >= 0:
+                _remove_index(files, index_name(plan.given_id), plan.fd)
             os.unlink(plan.temporary, dir_fd=files.tmp)
         except FileNotFoundError:
             # It was renamed, or the queue was deleted.
             pass
     _close(plans)
+
+
+def _remove_index(files: QueueDir, index: str, fd: int) -> None:
+    """Remove the second link of a file that is not visible yet, and then discarded.
+
+    It goes first: another publish of the id may take an index with only one link. No other publish replaces an index
+    while its file is locked.
+    """
+    if find_inode(index, files.names) == os.fstat(fd).st_ino:
+        os.unlink(index, dir_fd=files.names)
 
 
 def _close(plans: list[Plan]) -> None:
