@@ -178,11 +178,7 @@ def _look(world: IdWorld, rules: IdRules, number: int, own: int) -> Iterator[IdW
             yield unlocked.publisher(number, "lock")
         else:
             yield unlocked.move(link, "gone").publisher(number, "lock")
-    elif (
-        rules.links_prove
-        or (rules.record_proves and world.record is not None and world.record[0] == link)
-        or world.record == (link, world.places[link])
-    ):
+    elif _is_proven(world, rules, link):
         yield _found(unlocked, number, own, link)
     elif publisher.has_moved and (rules.check_moves or not publisher.has_listed):
         # The search starts now, without the lock.
@@ -190,6 +186,13 @@ def _look(world: IdWorld, rules: IdRules, number: int, own: int) -> Iterator[IdW
     else:
         # The search has missed nothing: the message is gone.
         yield _link(world, number, own)
+
+
+def _is_proven(world: IdWorld, rules: IdRules, link: int) -> bool:
+    record = world.record
+    if rules.links_prove or (rules.record_proves and record is not None and record[0] == link):
+        return True
+    return record == (link, world.places[link])
 
 
 def _link(world: IdWorld, number: int, own: int) -> IdWorld:
