@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 
 from qworker.kit.files import DIRECTORY, READ, find_inode, has_entry, link_file, list_names, try_unlink
+from qworker_file.holds import is_held, read_end_ms
 from qworker_file.id_place import Located, Place, is_unchanged, locate, read_status, record_place, recorded_place
 from qworker_file.layout import QueueDir
 from qworker_file.names import index_name, may_lack_link, parse_delay, parse_id, parse_lease, place_name
@@ -70,19 +71,28 @@ def _free(files: QueueDir, message_id: str) -> None:
     try_unlink(index_name(message_id), files.names)
 
 
-async def clean_up_index(files: QueueDir) -> int:
-    """Free ids whose message is gone and return their number. Those that a backup keeps are freed by a publish."""
+async def clean_up_index(files: QueueDir, now: float) -> int:
+    """Free ids whose message is gone and return their number. Those that a backup keeps are freed by a publish.
+
+    Args:
+        files: The queue.
+        now: Unix seconds, by the store's clock. Holds that have ended are removed.
+    """
     names = frozenset(await list_names(files.names))
     count = 0
     for name in names:
         kind, _, key = name.partition("-")
-        if not _is_left(files, kind, key) or (kind == "at" and f"id-{key}" in names):
+        if not _is_left(files, kind, key, now) or (kind == "at" and f"id-{key}" in names):
             continue
         fd = _try_lock(files)
         if fd is None:
             return count
         try:
-            if _is_left(files, kind, key):
+            if not _is_left(files, kind, key, now):
+                continue
+            if kind == "hold":
+                try_unlink(name, files.names)
+            else:
                 try_unlink(f"at-{key}", files.names)
                 count += try_unlink(f"id-{key}", files.names)
         finally:
@@ -90,8 +100,11 @@ async def clean_up_index(files: QueueDir) -> int:
     return count
 
 
-def _is_left(files: QueueDir, kind: str, key: str) -> bool:
-    """Return whether a link is the last one of its file, or a record has no link."""
+def _is_left(files: QueueDir, kind: str, key: str, now: float) -> bool:
+    """Return whether a link is the last one of its file, a record has no link, or a hold has ended."""
+    if kind == "hold":
+        end_ms = read_end_ms(files, f"hold-{key}")
+        return end_ms is not None and end_ms <= now * 1000
     if kind == "at":
         return not has_entry(f"id-{key}", files.names)
     if kind != "id":
@@ -105,8 +118,13 @@ def _is_left(files: QueueDir, kind: str, key: str) -> bool:
 # -- reserving ids ---------------------------------------------------------------------------------------------------
 
 
-async def reserve_ids(files: QueueDir, plans: Sequence[Plan]) -> set[str]:
-    """Give each message with a given id its second link in names/, and return the ids that are stored already.
+async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> set[str]:
+    """Give each message with a given id its second link in names/, and return the ids that are stored or held.
+
+    Args:
+        files: The queue.
+        plans: The messages.
+        now: Unix seconds, by the store's clock.
 
     Raises:
         OSError: An id cannot be reserved.
@@ -122,7 +140,7 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan]) -> set[str]:
             if not is_listed:
                 stored |= await _ids_stored(files, unlinked)
                 is_listed = True
-            left = {i: plan for i, plan in waiting.items() if not _reserve_one(files, i, plan, stored, located)}
+            left = {i: p for i, p in waiting.items() if not _reserve_one(files, i, p, stored, located, now)}
         finally:
             _unlock(fd)
         if left:
@@ -135,7 +153,7 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan]) -> set[str]:
     return stored
 
 
-def _reserve_one(files: QueueDir, message_id: str, plan: Plan, stored: set[str], located: Located) -> bool:
+def _reserve_one(files: QueueDir, message_id: str, plan: Plan, stored: set[str], located: Located, now: float) -> bool:
     """Reserve one id, under the lock of names/. False: it must be located first, or is published now."""
     status = read_status(files, message_id)
     if status is not None and status.st_nlink > 1:
@@ -148,6 +166,9 @@ def _reserve_one(files: QueueDir, message_id: str, plan: Plan, stored: set[str],
     if status is not None:
         _free(files, message_id)
     if message_id in stored:
+        return True
+    if is_held(files, message_id, now):
+        stored.add(message_id)
         return True
     index = index_name(message_id)
     try:

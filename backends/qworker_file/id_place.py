@@ -30,6 +30,7 @@ __all__ = [
     "record_move",
     "record_place",
     "recorded_place",
+    "replace_link",
 ]
 
 # The directories of messages, first those that are small: tmp/ has files that are not visible yet.
@@ -87,7 +88,15 @@ def record_place(files: QueueDir, message_id: str, *places: Place) -> None:
         OSError: It cannot be recorded.
     """
     text = "/".join([f"{place.directory}/{place.name}" for place in places])
-    target = place_name(message_id)
+    replace_link(files, text, place_name(message_id))
+
+
+def replace_link(files: QueueDir, text: str, target: str) -> None:
+    """Make a symlink in names/, which replaces an older one atomically.
+
+    Raises:
+        OSError: It cannot be made.
+    """
     try:
         os.symlink(text, target, dir_fd=files.names)
         return

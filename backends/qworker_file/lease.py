@@ -22,6 +22,7 @@ from qworker.kit.store_errors import UNREADABLE
 from qworker.message import Lease, Message, Settlement
 from qworker_file import foreign
 from qworker_file.foreign import ClaimResult
+from qworker_file.holds import keep_hold
 from qworker_file.layout import QueueDir
 from qworker_file.names import MAX_OWN, Item, byte_length, delay_name, given_id, lease_name, parse_item
 
@@ -159,6 +160,7 @@ def _read_claimed(
     files: QueueDir, fd: int, status: os.stat_result, item: str, parsed: Item, path: str, locked: bool, now: float
 ) -> FileLease | ClaimResult:
     """Read a file that is now in lease/."""
+    keep_hold(files, item, now)
     token = max(status.st_mtime_ns + 1, int(now * 1e9))
     try:
         os.utime(fd, ns=(token, token))

@@ -11,7 +11,7 @@ from qworker.message import SettleAction, Settlement
 from qworker_file.id_index import remove_id
 from qworker_file.id_place import Place, record_move
 from qworker_file.lease import FileLease, try_rename
-from qworker_file.names import delay_name, reason_name, with_tries
+from qworker_file.names import delay_name, hold_end_ms, reason_name, with_tries
 
 __all__ = ["end_lease", "release"]
 
@@ -43,6 +43,9 @@ def end_lease(
     if changed is None:
         lease.lost = True
     else:
+        if hold_end_ms(lease.item) is not None:
+            # The hold is as durable as the settlement.
+            changed |= {lease.files.names}
         lease.ended = settlement
         if settlement.action is SettleAction.ACK and lease.fd >= 0:
             finished.append(lease.fd)

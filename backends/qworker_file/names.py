@@ -5,7 +5,8 @@
     delay    <due, ms>.<item>                                                 in delay/
 
 The first character of an item is its delimiter. The first four fields are the message's id. An id of another form,
-chosen by its publisher, is in the host field after a `~`.
+chosen by its publisher, is in the host field after a `~`. Marks follow it, each after a comma: `h<end, ms>` is the end
+of its hold.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ __all__ = [
     "byte_length",
     "delay_name",
     "given_id",
+    "hold_end_ms",
+    "hold_name",
     "index_name",
     "item_name",
     "lease_name",
@@ -57,6 +60,9 @@ _UNLINKED = re.compile(r"[^_]+_[0-9]+_[0-9]+_.+|.+:[0-9]+:[0-9]+:[0-9]+|x-[0-9a-
 _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})?")
 _GIVEN = "~"
 _ALIAS = "~"
+# Marks follow a given id in the host field, each after a comma, which no id has. Unknown marks are kept as they are.
+_MARK = ","
+_HOLD = "h"
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -136,7 +142,7 @@ def with_tries(name: str, tries: int) -> str:
     return delimiter + delimiter.join(fields)
 
 
-def stem_for(message_id: str, fresh: str) -> str:
+def stem_for(message_id: str, fresh: str, hold_end_ms: int | None = None) -> str:
     """Return the first four fields for an id that its publisher chose.
 
     An id of the form of qworker's own ids is treated as any other: its time is not that of this publish, and would
@@ -145,16 +151,18 @@ def stem_for(message_id: str, fresh: str) -> str:
     Args:
         message_id: The id. It is checked here once more, because it becomes part of a path.
         fresh: A new stem, whose time the message gets.
+        hold_end_ms: The end of its hold, in Unix milliseconds; None without one.
     """
     check_id(message_id)
     stamp, entropy, _ = fresh.split("_", 2)
     # Ids have no plus sign, and fields no underscore.
-    return f"{stamp}_{entropy}_0_{_GIVEN}{message_id.replace('_', '+')}"
+    marks = "" if hold_end_ms is None else f"{_MARK}{_HOLD}{hold_end_ms}"
+    return f"{stamp}_{entropy}_0_{_GIVEN}{message_id.replace('_', '+')}{marks}"
 
 
 def _id(stamp: str, entropy: str, pid: str, host: str) -> str:
     if host.startswith(_GIVEN) and pid == "0":
-        given = host[1:].replace("+", "_")
+        given = host[1:].partition(_MARK)[0].replace("+", "_")
         if _PLAIN_ID.fullmatch(given):
             return given
     plain = f"{stamp}_{entropy}_{pid}_{host}"
@@ -265,6 +273,16 @@ def given_id(item: str) -> str | None:
     return _id(*fields[1:5])
 
 
+def hold_end_ms(item: str) -> int | None:
+    """Return the end of an item's hold, in Unix milliseconds, or None if its name has none."""
+    if f"{_MARK}{_HOLD}" not in item or given_id(item) is None:
+        return None
+    for mark in item.split("_", 5)[4].split(_MARK)[1:]:
+        if mark[:1] == _HOLD and _number(mark[1:]):
+            return int(mark[1:])
+    return None
+
+
 def may_lack_link(message_id: str) -> bool:
     """Return whether a message with this id can be stored without a link in names/."""
     return _UNLINKED.fullmatch(message_id) is not None
@@ -278,3 +296,8 @@ def index_name(message_id: str) -> str:
 def place_name(message_id: str) -> str:
     """Return the name in names/ of the record of such a message's place."""
     return "at-" + hashlib.sha256(message_id.encode()).hexdigest()
+
+
+def hold_name(message_id: str) -> str:
+    """Return the name in names/ of the hold of an id."""
+    return "hold-" + hashlib.sha256(message_id.encode()).hexdigest()

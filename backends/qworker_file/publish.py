@@ -52,7 +52,7 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
         plans = store.planner.plan(drafts, result.ids)
         try:
             for start in range(0, len(plans), store.files_at_once):
-                await _store_batch(store.group_commit, opened.files, plans[start : start + store.files_at_once], result)
+                await _store_batch(store, opened.files, plans[start : start + store.files_at_once], result)
             break
         except FileNotFoundError:
             if is_repeated:
@@ -67,11 +67,12 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
     return result.ids
 
 
-async def _store_batch(commit: GroupCommit | None, files: QueueDir, plans: list[Plan], result: _Result) -> None:
+async def _store_batch(store: Store, files: QueueDir, plans: list[Plan], result: _Result) -> None:
+    commit = store.group_commit
     try:
         await _write(files, plans, keep_open=commit is not None)
         if any(plan.given_id is not None for plan in plans):
-            plans = await _exclude_stored(commit, files, plans)
+            plans = await _exclude_stored(commit, files, plans, store.clock.time())
         if commit is not None:
             await sync_bodies(commit, [plan.fd for plan in plans])
     except BaseException:
@@ -106,9 +107,9 @@ async def _write(files: QueueDir, plans: list[Plan], *, keep_open: bool) -> None
             turn_ends = time.perf_counter() + _TURN
 
 
-async def _exclude_stored(commit: GroupCommit | None, files: QueueDir, plans: list[Plan]) -> list[Plan]:
+async def _exclude_stored(commit: GroupCommit | None, files: QueueDir, plans: list[Plan], now: float) -> list[Plan]:
     """Reserve the given ids. Discard and leave out the messages that are stored."""
-    stored = await reserve_ids(files, plans)
+    stored = await reserve_ids(files, plans, now)
     if not stored:
         return plans
     _discard(files, [plan for plan in plans if plan.given_id in stored])

@@ -161,7 +161,7 @@ class QueueReaper:
         if dead or now - self._tmp_cleaned_at >= _CLEAN_UP_TMP:
             self._tmp_cleaned_at = now
             await self._clean_up_tmp({parse_publisher(holder) for holder in dead})
-            await clean_up_index(self._files)
+            await clean_up_index(self._files, self._clock.time())
         for holder in dead:
             _unlink(holder, self._files.workers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,11 +14,27 @@ import pytest_asyncio
 
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
+from qworker.names import new_id
 from qworker.testing.clock import FakeClock
 from qworker_file import FileBackend
 from qworker_file.id_index import clean_up_index
 from qworker_file.layout import QueueDir
-from qworker_file.names import given_id, index_name, may_lack_link, place_name
+from qworker_file.names import (
+    MAX_OWN,
+    byte_length,
+    given_id,
+    hold_end_ms,
+    hold_name,
+    index_name,
+    item_name,
+    may_lack_link,
+    parse_id,
+    parse_item,
+    place_name,
+    stem_for,
+    with_tries,
+)
+from tests.support.old_code import FIRST, unpack_commit
 
 ID = "order-17"
 DRAFT = Draft(body=b"x", id=ID)
@@ -272,7 +289,7 @@ async def test_links_and_records_of_messages_that_are_gone_are_removed(root: Pat
     (name,) = [name for name in os.listdir(root / "q" / "queue") if ID in name]
     os.unlink(root / "q" / "queue" / name)
     (root / "q" / "names" / place_name("lost")).symlink_to("queue/x")
-    assert await clean_up_index(files_of(backend)) == 1
+    assert await clean_up_index(files_of(backend), 0.0) == 1
     assert sorted(os.listdir(root / "q" / "names")) == sorted([index_name("kept"), place_name("kept")])
 
 
@@ -307,3 +324,102 @@ async def test_backups_in_the_middle_of_publishes_lose_and_repeat_nothing(root: 
 
     await asyncio.gather(work(), back_up(), *map(publish, runs))
     assert min(runs.values()) >= 2
+
+
+# -- holds -------------------------------------------------------------------------------------------------------------
+
+HELD = Draft(body=b"x", id=ID, hold=60.0)
+
+
+async def test_only_the_lease_makes_a_hold(root: Path, forgetful: FileBackend) -> None:
+    """A publisher that dies before its message is visible must not hold its id."""
+    await forgetful.publish("q", [HELD])
+    assert hold_name(ID) not in os.listdir(root / "q" / "names")
+    await forgetful.remove("q", Selection(ids=[ID]))
+    await forgetful.publish("q", [HELD])
+    await lease(forgetful)
+    assert os.readlink(root / "q" / "names" / hold_name(ID)).isdigit()
+
+
+async def test_a_held_id_is_taken_after_a_kill_before_its_link_was_removed(root: Path, forgetful: FileBackend) -> None:
+    await forgetful.publish("q", [HELD])
+    await lease(forgetful)
+    backup(root)
+    (name,) = os.listdir(root / "q" / "lease")
+    os.unlink(root / "q" / "lease" / name)
+    assert await forgetful.publish("q", [DRAFT]) == [ID]
+    assert await count(forgetful) == 0
+
+
+async def test_a_longer_hold_replaces_a_shorter_one(root: Path, forgetful: FileBackend) -> None:
+    await forgetful.publish("q", [HELD])
+    await end(forgetful, SettleAction.ACK)
+    first = os.readlink(root / "q" / "names" / hold_name(ID))
+    forgetful._clock.advance(61.0)  # type: ignore[attr-defined]
+    await forgetful.publish("q", [HELD])
+    await end(forgetful, SettleAction.ACK)
+    assert int(os.readlink(root / "q" / "names" / hold_name(ID))) >= int(first) + 61_000
+
+
+async def test_holds_that_have_ended_are_removed(root: Path, forgetful: FileBackend) -> None:
+    await forgetful.publish("q", [HELD, Draft(body=b"", id="other", hold=1e6)])
+    leases = await forgetful.lease("q", 2, 60.0)
+    await forgetful.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
+    await clean_up_index(files_of(forgetful), FakeClock().time() + 100.0)
+    assert os.listdir(root / "q" / "names") == [hold_name("other")]
+
+
+@pytest.mark.parametrize("message_id", ["a", "A.b:c_d-e", "0" * 120])
+def test_the_mark_of_a_hold_is_not_part_of_the_id(message_id: str) -> None:
+    item = item_name(stem_for(message_id, new_id(), 1_764_190_000_000), 2, ("a,h2_b",))
+    assert byte_length(item) <= MAX_OWN
+    parsed = parse_item(item)
+    assert parsed is not None
+    assert (parsed.id, parsed.tries, parsed.arguments, parsed.is_own) == (message_id, 2, ("a,h2_b",), True)
+    assert parse_id(item) == given_id(item) == message_id
+    assert hold_end_ms(item) == hold_end_ms(with_tries(item, 7)) == 1_764_190_000_000
+
+
+def test_unknown_marks_are_kept_as_they_are() -> None:
+    item = "_20200101000000_000000001_0_~order-17,z9,h5,d2_0_task"
+    assert parse_id(item) == "order-17"
+    assert hold_end_ms(item) == 5
+    assert with_tries(item, 3) == "_20200101000000_000000001_0_~order-17,z9,h5,d2_3_task"
+
+
+def test_a_comma_elsewhere_is_no_mark() -> None:
+    assert hold_end_ms("_20200101000000_000000001_1_host,h5_0_task") is None
+    assert hold_end_ms("_20200101000000_000000001_0_~a_0_,h5") is None
+
+
+# -- older releases ----------------------------------------------------------------------------------------------------
+
+OLD = """
+import asyncio, sys
+from qworker_file import FileBackend
+from qworker.message import Draft, Settle, Settlement
+async def main(root, message_id):
+    backend = FileBackend(root)
+    await backend.open()
+    assert await backend.publish("q", [Draft(body=b"again", id=message_id)]) == [message_id]
+    (lease,) = await backend.lease("q", 10, 60.0)
+    assert lease.message.body == b"x", lease
+    assert await backend.settle([Settlement(lease=lease, how=Settle.FAIL_TMP)]) == []
+    await backend.aclose()
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_an_older_release_runs_a_message_with_a_hold_and_keeps_its_id(
+    root: Path, forgetful: FileBackend, tmp_path: Path
+) -> None:
+    await forgetful.publish("q", [HELD])
+    folder = tmp_path / "old"
+    folder.mkdir()
+    environment = unpack_commit(FIRST, folder)
+    subprocess.run([sys.executable, "-c", OLD, root, ID], env=environment, cwd=folder, check=True)
+    assert await forgetful.publish("q", [DRAFT]) == [ID]
+    (found,) = await forgetful.find("q", [ID])
+    assert (found.message.id, found.message.tries) == (ID, 1)
+    forgetful._clock.advance(1e9)  # type: ignore[attr-defined]
+    assert (await lease(forgetful)).message.body == b"x"
