@@ -104,10 +104,11 @@ class Tasks(Generic[State]):
         backoff: Backoff = DEFAULT_BACKOFF,
         process: bool = False,
         priority: int = 0,
+        hold: float | timedelta = 0.0,
     ) -> _Decorator[State]: ...
 
     @exact_options
-    def task(
+    def task(  # noqa: PLR0913 - each argument is one option of a task
         self,
         function: Callable[..., Any] | None = None,
         *,
@@ -118,6 +119,7 @@ class Tasks(Generic[State]):
         backoff: Backoff = DEFAULT_BACKOFF,
         process: bool = False,
         priority: int = 0,
+        hold: float | timedelta = 0.0,
     ) -> Any:
         """Register a function as a task.
 
@@ -130,6 +132,8 @@ class Tasks(Generic[State]):
             backoff: The delays of its retries.
             process: Whether it runs in a process pool, for plain functions that hold the GIL.
             priority: 0 (default) to 9 (first), for calls without their own priority.
+            hold: Seconds from the enqueue for which the id of a call stays taken although its message is gone, or a
+                timedelta. It counts for calls that have an id.
 
         Raises:
             DuplicateTask: The name is already used.
@@ -138,8 +142,15 @@ class Tasks(Generic[State]):
         if name is not None and not check_text("name", name):
             raise UsageError("name must not be empty: leave it out to use the function's name")
         given: Any = timeout
+        held: Any = hold
         options = TaskOptions(
-            queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process, priority=priority
+            queue=queue,
+            max_tries=max_tries,
+            timeout=given,
+            backoff=backoff,
+            process=process,
+            priority=priority,
+            hold=held,
         )
         decorator = _Decorator(self, name, options)
         return decorator if function is None else decorator(function)

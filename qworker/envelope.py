@@ -16,7 +16,11 @@ import msgspec
 
 from qworker.errors import InvalidArguments
 
-__all__ = ["Envelope", "EnvelopeEncoder", "open_envelope"]
+__all__ = ["ORIGINAL_ID", "Envelope", "EnvelopeEncoder", "open_envelope"]
+
+
+# The header that keeps a given id from which the message's id was hashed.
+ORIGINAL_ID = "qworker-id"
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=True):

@@ -6,6 +6,8 @@ decoded and checked once, when they enter. No other code has to handle path trav
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 import secrets
@@ -15,10 +17,25 @@ from functools import lru_cache
 
 from qworker.errors import InvalidName
 
-__all__ = ["check_id", "check_key", "check_queue", "counted", "is_queue_name", "new_id", "new_ids", "printable"]
+__all__ = [
+    "check_id",
+    "check_key",
+    "check_queue",
+    "counted",
+    "id_forms",
+    "is_queue_name",
+    "new_id",
+    "new_ids",
+    "printable",
+    "to_message_id",
+]
 
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
+# The form of `new_ids`.
+_GENERATED = re.compile(r"[0-9]{14}_[0-9]{9}_[0-9]+_[A-Za-z0-9.-]+-[0-9a-f]{8}")
+# Bytes of the longest given id that is a message id unchanged.
+_MOST_UNCHANGED = 64
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -54,6 +71,38 @@ def check_id(message_id: str) -> str:
             " and start with a letter or digit"
         )
     return message_id
+
+
+def to_message_id(given: str) -> str:
+    """Return the message id for an id that a publisher gives: any text of 1 byte or more.
+
+    An id of at most 64 bytes that is a valid message id stays unchanged, and so does an id that qworker generated. Any
+    other becomes `sha256-` and 52 characters.
+
+    Raises:
+        InvalidName: It is empty, or is not valid Unicode.
+    """
+    if _ID.fullmatch(given) and (len(given) <= _MOST_UNCHANGED or _GENERATED.fullmatch(given)):
+        return given
+    if not given:
+        raise InvalidName("an id must have at least 1 byte (got 0)")
+    try:
+        digest = hashlib.sha256(given.encode()).digest()
+    except UnicodeEncodeError:
+        raise InvalidName(f"{printable(given)!r} is not a valid id: it is not valid Unicode") from None
+    return f"sha256-{base64.b32encode(digest).decode().rstrip('=').lower()}"
+
+
+def id_forms(given: str) -> tuple[str, ...]:
+    """Return the message ids that a given id can have in a store, the usual one first.
+
+    Older releases stored ids of up to 120 bytes unchanged.
+
+    Raises:
+        InvalidName: It is empty, or is not valid Unicode.
+    """
+    message_id = to_message_id(given)
+    return (message_id, given) if message_id != given and _ID.fullmatch(given) else (message_id,)
 
 
 def check_key(key: str) -> str:

@@ -16,7 +16,7 @@ from qworker.definition.callables import handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.task_options import TaskOptions, call_options
 from qworker.enqueue.tracing import create_span, is_tracing_configured, send_span
-from qworker.envelope import EnvelopeEncoder
+from qworker.envelope import ORIGINAL_ID, EnvelopeEncoder
 from qworker.errors import UsageError
 from qworker.message import Draft, Lease, Message
 from qworker.signature import Signature
@@ -50,7 +50,8 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         id: The message's id. While the message is stored, to enqueue again with this id stores nothing. When the
-            message is done, its id is free again, unless the store keeps done messages (the URL option `keep_done`).
+            message is done, its id is free again, unless the store keeps done messages (the URL option `keep_done`),
+            or `hold=` keeps it taken.
             With `using(unique_key=...)` it is the id of the call that already waits or runs, if there is one.
         queue: The message's queue.
     """
@@ -202,6 +203,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         id: str | None = None,  # noqa: A002
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
+        hold: float | timedelta | None = None,
     ) -> ConfiguredTask[P, R]:
         """Return the task with options for its calls.
 
@@ -210,15 +212,20 @@ class Task(Handler, OtherMethods, Generic[P, R]):
             due_at: Unix seconds at which it can run, instead of `delay`.
             priority: 0 (default) to 9 (first).
             unique_key: While a call with this key waits or runs, another one is not stored.
-            id: The message's id. While a message with this id is stored, another one is not stored.
+            id: The message's id: any text of 1 byte or more. While a message with this id is stored, another one is not
+                stored. An id that a message cannot have, or with more than 64 bytes, is hashed: `Job.id` is
+                `sha256-...`, and the envelope's header `qworker-id` keeps the id.
             queue: A queue to use instead of the task's own.
             headers: Texts by name that are stored with the call.
+            hold: Seconds from the enqueue for which the id stays taken although its message is gone, or a timedelta.
 
         Raises:
             InvalidName: `unique_key`, `id` or `queue` is not allowed.
-            UsageError: An option has the wrong type or is out of range.
+            UsageError: There is a hold and no id, or an option has the wrong type or is out of range.
         """
-        fields = call_options(delay, due_at, priority, unique_key, id, queue, headers)
+        fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
+        if id is not None and fields["id"] != id:
+            headers = {**(headers or {}), ORIGINAL_ID: id}
         return ConfiguredTask(self._tasks, self, fields, queue=queue, headers=headers)
 
 
@@ -241,6 +248,8 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
         self._draft = dict(draft)
         if task.options.priority:
             self._draft.setdefault("priority", task.options.priority)
+        if task.options.hold and "id" in self._draft:
+            self._draft.setdefault("hold", task.options.hold)
         self._queue = queue if queue is not None else task.options.queue
         self._headers = dict(headers or {})
 

@@ -8,11 +8,12 @@ import secrets
 
 from qworker.kit.directory.admin import remove_queue, remove_selected
 from qworker.kit.directory.browser import MessageFile
-from qworker.kit.files import CREATE, remove_entry, try_unlink
+from qworker.kit.files import CREATE, find_inode, remove_entry, try_unlink
 from qworker.message import Selection, State
 from qworker_file.browse import FileBrowser
 from qworker_file.id_index import remove_id
-from qworker_file.names import parse_item, reason_name, with_tries
+from qworker_file.id_place import Place, record_move
+from qworker_file.names import given_id, parse_item, reason_name, with_tries
 from qworker_file.open_queue import OpenQueue
 from qworker_file.store import Store
 
@@ -32,6 +33,7 @@ async def requeue(store: Store, browser: FileBrowser, selection: Selection) -> i
     moved: list[str] = []
     for number, file in enumerate(await browser.select(selection, State.FAILED)):
         item = file.item if parse_item(file.item) is None else with_tries(file.item, 0)
+        record_move(files, item, Place("queue", item), Place("fail", file.name))
         try:
             os.rename(file.name, item, src_dir_fd=files.fail, dst_dir_fd=files.queue)
             moved.append(item)
@@ -56,16 +58,13 @@ async def remove(store: Store, browser: FileBrowser, selection: Selection) -> in
     """
 
     def remove_file(file: MessageFile) -> bool:
-        try:
-            links = file.links or os.stat(file.name, dir_fd=file.directory, follow_symlinks=False).st_nlink
-        except FileNotFoundError:
-            return False
+        inode = find_inode(file.name, file.directory) if given_id(file.item) else None
         if not remove_entry(file.name, file.directory):
             return False
         if file.state is State.FAILED:
             try_unlink(reason_name(file.item), file.directory)
-        if links > 1:
-            remove_id(browser.files, browser.message_id(file))
+        if inode is not None:
+            remove_id(browser.files, browser.message_id(file), inode)
         return True
 
     removed = await remove_selected(browser, selection, remove_file)

@@ -77,8 +77,8 @@ class FileBackend(Backend):
         """Create an instance for `file:///abs/dir` or `file://./rel`.
 
         The options are `?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`,
-        `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770`, `?shared=0|1` and `?max_body=SIZE|none`, and for the history
-        `?history=0|1` and `?keep_history=7d,512M`.
+        `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770`, `?shared=0|1` and `?max_body=SIZE|none`,
+        and for the history `?history=0|1` and `?keep_history=7d,512M`.
         """
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
 

@@ -12,8 +12,9 @@ from qworker.kit.files import DIRECTORY, name_slices
 from qworker.kit.parts import HashShare
 from qworker.message import Message, State
 from qworker_file.foreign import read_arguments
+from qworker_file.id_place import Place, locate
 from qworker_file.layout import QueueDir
-from qworker_file.names import parse_delay, parse_id, parse_item, parse_lease, reason_name
+from qworker_file.names import may_lack_link, parse_delay, parse_id, parse_item, parse_lease, reason_name
 from qworker_file.open_queue import OpenQueue
 
 __all__ = ["FileBrowser"]
@@ -89,6 +90,26 @@ class FileBrowser(QueueBrowser[QueueDir]):
             waiting = [file for name in names if (file := self._delayed(name, now)) is not None]
             found += [file for file in waiting if file.state is state]
         return found
+
+    async def matching(self, ids: frozenset[str], *states: State) -> AsyncIterator[MessageFile]:
+        """Yield the files of some ids. Only an id that may have no link is looked for by listing."""
+        unlinked = frozenset(filter(may_lack_link, ids))
+        for place in (await locate(self.files, ids - unlinked)).places.values():
+            file = self._file_at(place)
+            if file is not None and (not states or file.state in states):
+                yield file
+        if unlinked:
+            async for file in super().matching(unlinked, *states):
+                yield file
+
+    def _file_at(self, place: Place) -> MessageFile | None:
+        """Return the file of a message at its place; None in tmp/, where it is not stored yet."""
+        if place.directory == "lease":
+            return self._leased(place.name)
+        if place.directory == "delay":
+            return self._delayed(place.name, self._clock.time())
+        state = {"queue": State.READY, "fail": State.FAILED, "done": State.DONE}.get(place.directory)
+        return None if state is None else MessageFile(state, place.descriptor(self.files), place.name, place.name)
 
     def message_id(self, file: MessageFile) -> str:
         """Read the id in the name.

@@ -1,8 +1,9 @@
 """The ids that publishers chose: a message with such an id has a second link in names/, named by the id alone.
 
-`link` never overwrites, so of two publishes of one id only one makes the link. The number of links says whether the
-message is still stored in any state: a link that is the last one is free. Only a process with the lock of names/
-removes a last link, because between reading the number and the removal another publish could have taken the id.
+`link` never overwrites, so of two publishes of one id only one makes the link. A link that is the last one is free: its
+message is gone. Other links prove nothing, because a backup can have made them: `id_place` finds the message. Only a
+process with the lock of names/ removes a link, because between the check and the removal another publish could have
+taken the id.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import fcntl
 import os
 from collections.abc import Sequence
 
-from qworker.kit.files import DIRECTORY, READ, link_file, list_names, try_unlink
+from qworker.kit.files import DIRECTORY, READ, find_inode, has_entry, link_file, list_names, try_unlink
+from qworker_file.holds import is_held, read_end_ms
+from qworker_file.id_place import Located, Place, is_unchanged, locate, read_status, record_place, recorded_place
 from qworker_file.layout import QueueDir
-from qworker_file.names import index_name, parse_delay, parse_id, parse_lease
+from qworker_file.names import index_name, may_lack_link, parse_delay, parse_id, parse_lease, place_name
 from qworker_file.publish_plan import Plan
 
 __all__ = ["clean_up_index", "remove_id", "reserve_ids"]
@@ -42,105 +45,153 @@ def _unlock(fd: int) -> None:
     os.close(fd)
 
 
-def remove_id(files: QueueDir, message_id: str) -> None:
-    """Free the id of a message that is gone. If it cannot be freed now, `clean_up_index` frees it later."""
+def remove_id(files: QueueDir, message_id: str, inode: int) -> None:
+    """Free the id of a message that is gone.
+
+    If it cannot be freed now, `clean_up_index` or the next publish of the id frees it.
+
+    Args:
+        files: The queue.
+        message_id: The id.
+        inode: The message's inode. A link with another inode belongs to a later message.
+    """
     fd = _try_lock(files)
     if fd is None:
         return
     try:
-        _remove_last(files, index_name(message_id))
+        if find_inode(index_name(message_id), files.names) == inode:
+            _free(files, message_id)
     finally:
         _unlock(fd)
 
 
-async def clean_up_index(files: QueueDir) -> int:
-    """Free every id whose message is gone and return their number."""
-    names = [name for name in await list_names(files.names) if name.startswith("id-")]
+def _free(files: QueueDir, message_id: str) -> None:
+    # The link is the last: a record without a link is removed by the clean-up.
+    try_unlink(place_name(message_id), files.names)
+    try_unlink(index_name(message_id), files.names)
+
+
+async def clean_up_index(files: QueueDir, now: float) -> int:
+    """Free ids whose message is gone and return their number. Those that a backup keeps are freed by a publish.
+
+    Args:
+        files: The queue.
+        now: Unix seconds, by the store's clock. Holds that have ended are removed.
+    """
+    names = frozenset(await list_names(files.names))
     count = 0
     for name in names:
-        if not _is_last(files, name):
+        kind, _, key = name.partition("-")
+        if not _is_left(files, kind, key, now) or (kind == "at" and f"id-{key}" in names):
             continue
         fd = _try_lock(files)
         if fd is None:
             return count
         try:
-            count += _remove_last(files, name)
+            if not _is_left(files, kind, key, now):
+                continue
+            if kind == "hold":
+                try_unlink(name, files.names)
+            else:
+                try_unlink(f"at-{key}", files.names)
+                count += try_unlink(f"id-{key}", files.names)
         finally:
             _unlock(fd)
     return count
 
 
-def _is_last(files: QueueDir, name: str) -> bool:
+def _is_left(files: QueueDir, kind: str, key: str, now: float) -> bool:
+    """Return whether a link is the last one of its file, a record has no link, or a hold has ended."""
+    if kind == "hold":
+        end_ms = read_end_ms(files, f"hold-{key}")
+        return end_ms is not None and end_ms <= now * 1000
+    if kind == "at":
+        return not has_entry(f"id-{key}", files.names)
+    if kind != "id":
+        return False
     try:
-        return os.stat(name, dir_fd=files.names, follow_symlinks=False).st_nlink == 1
+        return os.stat(f"id-{key}", dir_fd=files.names, follow_symlinks=False).st_nlink == 1
     except FileNotFoundError:
         return False
-
-
-def _remove_last(files: QueueDir, name: str) -> bool:
-    return _is_last(files, name) and try_unlink(name, files.names)
 
 
 # -- reserving ids ---------------------------------------------------------------------------------------------------
 
 
-async def reserve_ids(files: QueueDir, plans: Sequence[Plan]) -> set[str]:
-    """Give each message with a given id its second link in names/, and return the ids that are stored already.
+async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> set[str]:
+    """Give each message with a given id its second link in names/, and return the ids that are stored or held.
+
+    Args:
+        files: The queue.
+        plans: The messages.
+        now: Unix seconds, by the store's clock.
 
     Raises:
         OSError: An id cannot be reserved.
     """
-    plans = [plan for plan in plans if plan.given_id is not None]
+    waiting = {plan.given_id: plan for plan in plans if plan.given_id is not None}
     stored: set[str] = set()
-    waiting = list(plans)
-    listed: set[str] | None = None
+    located = Located({}, {})
+    unlinked = frozenset(message_id for message_id in waiting if may_lack_link(message_id))
+    is_listed = not unlinked
     while waiting:
         fd = await _lock_index(files)
         try:
-            if listed is None:
-                listed = await _ids_stored(files, {plan.given_id for plan in plans if plan.given_id is not None})
-            waiting = _reserve_all(files, waiting, listed, stored)
+            if not is_listed:
+                stored |= await _ids_stored(files, unlinked)
+                is_listed = True
+            left = {i: p for i, p in waiting.items() if not _reserve_one(files, i, p, stored, located, now)}
         finally:
             _unlock(fd)
-        if waiting:
-            # Another publish of the same id is in progress. It either stores a message or leaves nothing.
-            await asyncio.sleep(_LOCK_PAUSE)
+        if left:
+            # The lock is not held meanwhile: it may list.
+            located = await locate(files, left)
+            if _is_any_in_progress(files, located):
+                # Another publish of the same id either stores a message or leaves nothing.
+                await asyncio.sleep(_LOCK_PAUSE)
+        waiting = left
     return stored
 
 
-def _reserve_all(files: QueueDir, plans: list[Plan], listed: set[str], stored: set[str]) -> list[Plan]:
-    return [plan for plan in plans if not _reserve_one(files, plan, listed, stored)]
-
-
-def _reserve_one(files: QueueDir, plan: Plan, listed: set[str], stored: set[str]) -> bool:
-    """Reserve one id, under the lock of names/. False: another process is publishing it now."""
-    assert plan.given_id is not None
-    index = index_name(plan.given_id)
-    try:
-        found = os.stat(index, dir_fd=files.names, follow_symlinks=False)
-    except FileNotFoundError:
-        found = None
-    if found is not None and found.st_nlink > 1:
-        unfinished = _unfinished(files, found.st_ino)
-        if unfinished is None:
-            stored.add(plan.given_id)
+def _reserve_one(files: QueueDir, message_id: str, plan: Plan, stored: set[str], located: Located, now: float) -> bool:
+    """Reserve one id, under the lock of names/. False: it must be located first, or is published now."""
+    status = read_status(files, message_id)
+    if status is not None and status.st_nlink > 1:
+        place = recorded_place(files, message_id, status.st_ino) or located.places.get(message_id)
+        if place is not None and place.directory != "tmp":
+            stored.add(message_id)
             return True
-        if _is_locked(files, unfinished):
+        if not is_unchanged(located.gone.get(message_id), status):
             return False
-        # Its publisher died before it was visible.
-        os.unlink(unfinished, dir_fd=files.tmp)
-    if found is not None:
-        os.unlink(index, dir_fd=files.names)
-    if plan.given_id in listed:
-        stored.add(plan.given_id)
+    if status is not None:
+        _free(files, message_id)
+    if message_id in stored:
         return True
+    if is_held(files, message_id, now):
+        stored.add(message_id)
+        return True
+    index = index_name(message_id)
     try:
         link_file(plan.temporary, index, files.tmp, files.names)
     except OSError:
         # A lost reply: the link exists although an error was reported.
-        if os.fstat(plan.fd).st_nlink < 2:
+        if find_inode(index, files.names) != os.fstat(plan.fd).st_ino:
             raise
+    record_place(files, message_id, Place("delay" if plan.delayed else "queue", plan.name))
     return True
+
+
+def _is_any_in_progress(files: QueueDir, located: Located) -> bool:
+    """Return whether a living process publishes one of the ids now. Files of dead ones are removed."""
+    found = False
+    for place in located.places.values():
+        if place.directory == "tmp":
+            if _is_locked(files, place.name):
+                found = True
+            else:
+                # Its publisher died before it was visible.
+                try_unlink(place.name, files.tmp)
+    return found
 
 
 async def _lock_index(files: QueueDir) -> int:
@@ -150,7 +201,7 @@ async def _lock_index(files: QueueDir) -> int:
     return fd
 
 
-async def _ids_stored(files: QueueDir, wanted: set[str]) -> set[str]:
+async def _ids_stored(files: QueueDir, wanted: frozenset[str]) -> set[str]:
     """Find the ids that are stored by a publisher that did not choose them, by listing every state."""
     found: set[str] = set()
     for name in await list_names(files.queue):
@@ -165,16 +216,6 @@ async def _ids_stored(files: QueueDir, wanted: set[str]) -> set[str]:
         for name in await list_names(directory):
             found.add(parse_id(name) or "")
     return found & wanted
-
-
-def _unfinished(files: QueueDir, inode: int) -> str | None:
-    """Return the name of a file in tmp/, or None if it was renamed and is visible."""
-    fd = os.open(".", DIRECTORY, dir_fd=files.tmp)
-    try:
-        with os.scandir(fd) as entries:
-            return next((entry.name for entry in entries if entry.inode() == inode), None)
-    finally:
-        os.close(fd)
 
 
 def _is_locked(files: QueueDir, name: str) -> bool:

@@ -25,8 +25,9 @@ from qworker.kit.store_errors import DAMAGED, UNREADABLE
 from qworker.message import Lease, Message, Settlement
 from qworker_file import foreign
 from qworker_file.foreign import ClaimResult
+from qworker_file.holds import keep_hold
 from qworker_file.layout import QueueDir
-from qworker_file.names import MAX_OWN, Item, byte_length, delay_name, lease_name, parse_item
+from qworker_file.names import MAX_OWN, Item, byte_length, delay_name, given_id, lease_name, parse_item
 
 __all__ = ["ExpiryClock", "FileLease", "claim", "extend", "make_lease", "read_large_body", "try_rename"]
 
@@ -49,7 +50,8 @@ class FileLease(Lease, kw_only=True, eq=False):
     is_unread: bool = False
     # The holder's name in its next extension; empty: as in `path`.
     extends_as: str = ""
-    # Whether names/ has a second link to it.
+    inode: int = 0
+    # Whether names/ may have a second link to it.
     indexed: bool = False
     # This process's monotonic time at which it ends.
     deadline: float = 0.0
@@ -167,6 +169,7 @@ def _read_claimed(
     files: QueueDir, fd: int, status: os.stat_result, item: str, parsed: Item, path: str, locked: bool, now: float
 ) -> FileLease | ClaimResult:
     """Read a file that is now in lease/."""
+    keep_hold(files, item, now)
     token = max(status.st_mtime_ns + 1, int(now * 1e9))
     is_large = status.st_size > ON_LOOP
     try:
@@ -219,7 +222,9 @@ def make_lease(
         item=item,
         path=path,
         fd=fd,
-        indexed=status.st_nlink > 1,
+        inode=status.st_ino,
+        # A backup can have made the other link.
+        indexed=status.st_nlink > 1 and given_id(item) is not None,
     )
 
 

@@ -9,8 +9,9 @@ from qworker.kit.directory.reasons import write_reason
 from qworker.kit.files import has_entry, try_unlink
 from qworker.message import SettleAction, Settlement
 from qworker_file.id_index import remove_id
+from qworker_file.id_place import Place, record_move
 from qworker_file.lease import FileLease, try_rename
-from qworker_file.names import delay_name, reason_name, with_tries
+from qworker_file.names import delay_name, hold_end_ms, reason_name, with_tries
 
 __all__ = ["end_lease", "release"]
 
@@ -42,6 +43,9 @@ def end_lease(
     if changed is None:
         lease.lost = True
     else:
+        if hold_end_ms(lease.item) is not None:
+            # The hold is as durable as the settlement.
+            changed |= {lease.files.names}
         lease.ended = settlement
         if settlement.action is SettleAction.ACK and lease.fd >= 0:
             finished.append(lease.fd)
@@ -55,11 +59,12 @@ def _unlink(lease: FileLease) -> frozenset[int] | None:
     if not try_unlink(lease.path, files.lease):
         return None
     if lease.indexed:
-        remove_id(files, lease.message.id)
+        remove_id(files, lease.message.id, lease.inode)
     return frozenset({files.lease})
 
 
 def _ack(_settlement: Settlement, lease: FileLease, now: float) -> frozenset[int] | None:
+    _record(lease, "done", lease.item)
     return _finish(lease, lease.files.done, now)
 
 
@@ -70,6 +75,7 @@ def _fail(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int
         if not has_entry(lease.path, files.lease):
             return None
         lease.reason_fd = write_reason(files.fail, reason_name(lease.item), settlement.error, mode=files.item_mode)
+    _record(lease, "fail", lease.item)
     changed = _finish(lease, files.fail, now)
     if changed is None and settlement.error is not None and not has_entry(lease.item, files.fail):
         try_unlink(reason_name(lease.item), files.fail)
@@ -102,6 +108,7 @@ def _release(settlement: Settlement, lease: FileLease, now: float) -> frozenset[
         # delay/.
         return _delay(lease, lease.item, now)
     files = lease.files
+    _record(lease, "queue", lease.item)
     if not try_rename(lease.path, lease.item, files.lease, files.queue, lease.fd):
         return None
     lease.released_as, lease.is_in_queue = lease.item, True
@@ -111,10 +118,17 @@ def _release(settlement: Settlement, lease: FileLease, now: float) -> frozenset[
 def _delay(lease: FileLease, item: str, due: float) -> frozenset[int] | None:
     files = lease.files
     name = delay_name(item, int(due * 1000))
+    _record(lease, "delay", name)
     if not try_rename(lease.path, name, files.lease, files.delay, lease.fd):
         return None
     lease.released_as = name
     return frozenset({files.lease, files.delay})
+
+
+def _record(lease: FileLease, directory: str, name: str) -> None:
+    """Record the place of a message before it moves there. The record of a stale holder is wrong, and is corrected."""
+    if lease.indexed:
+        record_move(lease.files, lease.item, Place(directory, name))
 
 
 _Step = Callable[[Settlement, FileLease, float], "frozenset[int] | None"]

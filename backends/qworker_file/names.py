@@ -5,7 +5,8 @@
     delay    <due, ms>.<item>                                                 in delay/
 
 The first character of an item is its delimiter. The first four fields are the message's id. An id of another form,
-chosen by its publisher, is in the host field after a `~`.
+chosen by its publisher, is in the host field after a `~`. Marks follow it, each after a comma: `h<end, ms>` is the end
+of its hold.
 """
 
 from __future__ import annotations
@@ -30,16 +31,21 @@ __all__ = [
     "alias_target",
     "byte_length",
     "delay_name",
+    "given_id",
+    "hold_end_ms",
+    "hold_name",
     "index_name",
     "is_delay_name",
     "is_due_time",
     "item_name",
     "lease_name",
     "make_alias",
+    "may_lack_link",
     "parse_delay",
     "parse_id",
     "parse_item",
     "parse_lease",
+    "place_name",
     "reason_name",
     "stem_for",
     "with_tries",
@@ -52,11 +58,16 @@ MAX_HOLDER = 40
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
 # A name that qworker and fsq write on ordinary hosts, up to its arguments.
 _USUAL = re.compile(r"_([0-9]{14})_([0-9]{1,20})_([0-9]{1,20})_([A-Za-z0-9.:-]+)_([0-9]{1,9})(?:_|\Z)")
+# The ids of messages that have no link in names/: those of qworker and fsq, of bulk writes, and digests of other names.
+_UNLINKED = re.compile(r"[^_]+_[0-9]+_[0-9]+_.+|.+:[0-9]+:[0-9]+:[0-9]+|x-[0-9a-f]{40}")
 _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})?")
 _GIVEN = "~"
 # The last due time that 13 digits can show, in the year 2286. Later ones are due then.
 LAST_DUE_MS = 9_999_999_999_999
 _ALIAS = "~"
+# Marks follow a given id in the host field, each after a comma, which no id has. Unknown marks are kept as they are.
+_MARK = ","
+_HOLD = "h"
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -136,7 +147,7 @@ def with_tries(name: str, tries: int) -> str:
     return delimiter + delimiter.join(fields)
 
 
-def stem_for(message_id: str, fresh: str) -> str:
+def stem_for(message_id: str, fresh: str, hold_end_ms: int | None = None) -> str:
     """Return the first four fields for an id that its publisher chose.
 
     An id of the form of qworker's own ids is treated as any other: its time is not that of this publish, and would
@@ -145,16 +156,18 @@ def stem_for(message_id: str, fresh: str) -> str:
     Args:
         message_id: The id. It is checked here once more, because it becomes part of a path.
         fresh: A new stem, whose time the message gets.
+        hold_end_ms: The end of its hold, in Unix milliseconds; None without one.
     """
     check_id(message_id)
     stamp, entropy, _ = fresh.split("_", 2)
     # Ids have no plus sign, and fields no underscore.
-    return f"{stamp}_{entropy}_0_{_GIVEN}{message_id.replace('_', '+')}"
+    marks = "" if hold_end_ms is None else f"{_MARK}{_HOLD}{hold_end_ms}"
+    return f"{stamp}_{entropy}_0_{_GIVEN}{message_id.replace('_', '+')}{marks}"
 
 
 def _id(stamp: str, entropy: str, pid: str, host: str) -> str:
     if host.startswith(_GIVEN) and pid == "0":
-        given = host[1:].replace("+", "_")
+        given = host[1:].partition(_MARK)[0].replace("+", "_")
         if _PLAIN_ID.fullmatch(given):
             return given
     plain = f"{stamp}_{entropy}_{pid}_{host}"
@@ -265,6 +278,41 @@ def byte_length(name: str) -> int:
     return len(name) if name.isascii() else len(os.fsencode(name))
 
 
+def given_id(item: str) -> str | None:
+    """Return the id in an item's name if its publisher chose it, otherwise None. Cheaper than `parse_item`."""
+    if f"_0_{_GIVEN}" not in item:
+        return None
+    fields = item.split("_", 5)
+    if len(fields) < 6 or fields[0] or fields[3] != "0" or not fields[4].startswith(_GIVEN):
+        return None
+    return _id(*fields[1:5])
+
+
+def hold_end_ms(item: str) -> int | None:
+    """Return the end of an item's hold, in Unix milliseconds, or None if its name has none."""
+    if f"{_MARK}{_HOLD}" not in item or given_id(item) is None:
+        return None
+    for mark in item.split("_", 5)[4].split(_MARK)[1:]:
+        if mark[:1] == _HOLD and _number(mark[1:]):
+            return int(mark[1:])
+    return None
+
+
+def may_lack_link(message_id: str) -> bool:
+    """Return whether a message with this id can be stored without a link in names/."""
+    return _UNLINKED.fullmatch(message_id) is not None
+
+
 def index_name(message_id: str) -> str:
     """Return the name in names/ of the second link of a message whose publisher chose its id."""
     return "id-" + hashlib.sha256(message_id.encode()).hexdigest()
+
+
+def place_name(message_id: str) -> str:
+    """Return the name in names/ of the record of such a message's place."""
+    return "at-" + hashlib.sha256(message_id.encode()).hexdigest()
+
+
+def hold_name(message_id: str) -> str:
+    """Return the name in names/ of the hold of an id."""
+    return "hold-" + hashlib.sha256(message_id.encode()).hexdigest()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.kit.directory.publish import sync_bodies, sync_names
-from qworker.kit.files import CREATE, has_entry, write_all
+from qworker.kit.files import CREATE, find_inode, has_entry, write_all
 from qworker.kit.group_commit import GroupCommit
 from qworker.message import Draft
 from qworker_file.id_index import reserve_ids
@@ -52,7 +52,7 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
         plans = store.planner.plan(drafts, result.ids)
         try:
             for start in range(0, len(plans), store.files_at_once):
-                await _store_batch(store.group_commit, opened.files, plans[start : start + store.files_at_once], result)
+                await _store_batch(store, opened.files, plans[start : start + store.files_at_once], result)
             break
         except FileNotFoundError:
             if is_repeated:
@@ -67,11 +67,12 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
     return result.ids
 
 
-async def _store_batch(commit: GroupCommit | None, files: QueueDir, plans: list[Plan], result: _Result) -> None:
+async def _store_batch(store: Store, files: QueueDir, plans: list[Plan], result: _Result) -> None:
+    commit = store.group_commit
     try:
         await _write(files, plans, keep_open=commit is not None)
         if any(plan.given_id is not None for plan in plans):
-            plans = await _exclude_stored(commit, files, plans)
+            plans = await _exclude_stored(commit, files, plans, store.clock.time())
         if commit is not None:
             await sync_bodies(commit, [plan.fd for plan in plans])
     except BaseException:
@@ -106,9 +107,9 @@ async def _write(files: QueueDir, plans: list[Plan], *, keep_open: bool) -> None
             turn_ends = time.perf_counter() + _TURN
 
 
-async def _exclude_stored(commit: GroupCommit | None, files: QueueDir, plans: list[Plan]) -> list[Plan]:
+async def _exclude_stored(commit: GroupCommit | None, files: QueueDir, plans: list[Plan], now: float) -> list[Plan]:
     """Reserve the given ids. Discard and leave out the messages that are stored."""
-    stored = await reserve_ids(files, plans)
+    stored = await reserve_ids(files, plans, now)
     if not stored:
         return plans
     _discard(files, [plan for plan in plans if plan.given_id in stored])
@@ -147,14 +148,23 @@ def _discard(files: QueueDir, plans: list[Plan]) -> None:
         if plan.fd == -1:
             continue
         try:
-            if plan.given_id is not None and plan.fd >= 0 and os.fstat(plan.fd).st_nlink == 2:
-                # The index is removed before the file: another publish of the id may take an index with only one link.
-                os.unlink(index_name(plan.given_id), dir_fd=files.names)
+            if plan.given_id is not None and plan.fd >= 0:
+                _remove_index(files, index_name(plan.given_id), plan.fd)
             os.unlink(plan.temporary, dir_fd=files.tmp)
         except FileNotFoundError:
             # It was renamed, or the queue was deleted.
             pass
     _close(plans)
+
+
+def _remove_index(files: QueueDir, index: str, fd: int) -> None:
+    """Remove the second link of a file that is not visible yet, and then discarded.
+
+    It goes first: another publish of the id may take an index with only one link. No other publish replaces an index
+    while its file is locked.
+    """
+    if find_inode(index, files.names) == os.fstat(fd).st_ino:
+        os.unlink(index, dir_fd=files.names)
 
 
 def _close(plans: list[Plan]) -> None:

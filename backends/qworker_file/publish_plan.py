@@ -86,7 +86,7 @@ class Planner:
         if draft.id is None:
             ids.append(own)
         else:
-            own = stem_for(draft.id, dated)
+            own = stem_for(draft.id, dated, int((now + draft.hold) * 1000) if draft.hold > 0 else None)
         name = self._name(own, draft)
         due = now + draft.delay if draft.due_at is None else draft.due_at
         delayed = due > now

@@ -23,6 +23,7 @@ from qworker.kit.files import list_names, try_unlink
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker_file.holder import DETACHED, parse_publisher
 from qworker_file.id_index import clean_up_index
+from qworker_file.id_place import Place, record_move
 from qworker_file.layout import QueueDir
 from qworker_file.lease import FileLease
 from qworker_file.lease_length import ClockMarks, LeaseTimes, read_lease_times, shared_length
@@ -206,7 +207,7 @@ class QueueReaper:
         if dead or now - self._tmp_cleaned_at >= _CLEAN_UP_TMP:
             self._tmp_cleaned_at = now
             await self._clean_up_tmp({parse_publisher(holder) for holder in dead})
-            await clean_up_index(self._files)
+            await clean_up_index(self._files, self._clock.time())
         for holder in dead:
             _unlink(holder, self._files.workers)
         files = self._files
@@ -258,6 +259,7 @@ def _return_lease(files: QueueDir, name: str, item: str, now: float) -> str | No
     """End a lease with one more try. Return its name in delay/, or None if it is gone."""
     parsed = parse_item(item)
     moved = delay_name(item if parsed is None else with_tries(item, parsed.tries + 1), int(now * 1000))
+    record_move(files, item, Place("delay", moved))
     try:
         os.rename(name, moved, src_dir_fd=files.lease, dst_dir_fd=files.delay)
     except FileNotFoundError:

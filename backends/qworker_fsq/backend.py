@@ -51,6 +51,7 @@ class FsqBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "items are taken in the order of their names",
         "unique_key": "the standard has no keys",
+        "hold": "the standard keeps no ids of messages that are gone",
         "given_ids": "an id contains the time, the process and the host of its creation",
         "fields": "an item has a name and its contents",
         "retry_errors": "an item has a name and its contents: the history keeps the error",

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
+from qworker.backend.deviations import check_hold
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.store import NO_HISTORY
 from qworker.kit.max_body import DEFAULT_MAX_BODY, MAX_BODY, check_bodies, max_body
@@ -99,6 +100,8 @@ class MemoryBackend(Backend):
         check_queue(queue)
         check_bodies(drafts, self.max_body)
         now = self._clock.time()
+        for draft in drafts:
+            check_hold(draft)
         with self._store.lock:
             content = self._store.get_or_create(queue)
             ids = [content.publish(draft, now) for draft in drafts]

@@ -55,6 +55,7 @@ class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
         at: When it is due (delayed), when its lease expires (leased), or when it finished (done, failed); Unix seconds.
         holder: The worker that leases it.
         error: Why it failed last.
+        held_until: Unix seconds until which its id stays taken once it was leased.
     """
 
     message: Message
@@ -64,6 +65,7 @@ class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
     at: float = 0.0
     holder: str | None = None
     error: str | None = None
+    held_until: float = 0.0
 
     def row(self) -> _Row:
         """Return its row in the heap of its state."""
@@ -105,6 +107,8 @@ class MemoryQueue:
         # The ids of the ready, delayed and leased messages that have a unique key, by the key.
         self.pending_keys: dict[str, str] = {}
         self.heaps: dict[State, list[_Row]] = {State.READY: [], State.DELAYED: [], State.LEASED: []}
+        # The ends of holds by id, in Unix seconds. As in a directory, the first lease makes a hold.
+        self.holds: dict[str, float] = {}
         self.paused = False
         self.next_order = 0
 
@@ -171,7 +175,7 @@ class MemoryQueue:
     def publish(self, draft: Draft, now: float) -> str:
         """Store a message and return its id."""
         message_id = new_id() if draft.id is None else check_id(draft.id)
-        if message_id in self.entries:
+        if message_id in self.entries or self.holds.get(message_id, 0.0) > now:
             return message_id
         if draft.unique_key is not None and draft.unique_key in self.pending_keys:
             return self.pending_keys[draft.unique_key]
@@ -187,6 +191,7 @@ class MemoryQueue:
             fields=draft.fields,
         )
         entry = self.entries[message_id] = MemoryEntry(message=message, state=State.READY, order=self.next_order)
+        entry.held_until = now + draft.hold
         self.next_order += 1
         due = now + draft.delay if draft.due_at is None else draft.due_at
         if due > now:
@@ -205,6 +210,8 @@ class MemoryQueue:
                 continue
             entry.token += 1
             entry.holder = holder
+            if entry.held_until > now:
+                self.holds[entry.message.id] = entry.held_until
             self.put(entry, State.LEASED, expires_at)
             leases.append(Lease(message=entry.message, token=entry.token, expires_at=expires_at))
         return leases
@@ -241,6 +248,7 @@ class MemoryQueue:
         """Make expired and due messages ready and return their number."""
         due = self.make_ready(State.DELAYED, now)
         expired = self.make_ready(State.LEASED, now)
+        self.holds = {message_id: end for message_id, end in self.holds.items() if end > now}
         for entry in expired:
             entry.holder = None
             entry.count_try("the lease expired")

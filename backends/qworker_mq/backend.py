@@ -59,6 +59,7 @@ class MqBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "mq has no priorities",
         "unique_key": "mq has no keys",
+        "hold": "mq keeps no ids of messages that are gone",
         "given_ids": "an mq id is a UUID; only such ids can be given",
         "fields": "a message consists of its contents only",
         "retry_errors": "the record of a message has one line of the error: the history keeps all of it",

@@ -53,6 +53,7 @@ class StandardServerBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "mq has no priorities",
         "unique_key": "mq has no keys",
+        "hold": "mq keeps no ids of messages that are gone",
         "given_ids": "the server makes the ids",
         "fields": "a message consists of its contents only",
         "max_body": "the server decides how large a body can be",

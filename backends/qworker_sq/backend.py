@@ -37,6 +37,7 @@ class SqBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a log has one order",
         "unique_key": "a log keeps no index of keys",
+        "hold": "a log keeps no index of ids that are gone",
         "empty_bodies": "a record of length 0 is the end of the log",
         "fields": "a record consists of its bytes only",
         "keep_done": "a segment is deleted when every channel has read it",

@@ -36,6 +36,7 @@ class VsqsBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "the order is that of the ids",
         "unique_key": "the protocol has no keys",
+        "hold": "the protocol keeps no ids of messages that are gone",
         "given_ids": "an id is the time of its creation",
         "fields": "a message consists of its contents only",
         "keep_done": "the protocol cannot keep finished messages: an ack deletes the file",

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from qworker.errors import NotSupported
+from qworker.errors import NotSupported, UsageError
 from qworker.message import Draft
 
-__all__ = ["refuse_unsupported"]
+__all__ = ["check_hold", "refuse_unsupported"]
 
 # For each rule: the property that a draft asks for, and what to do instead.
 _ASKED = {
     "priority": ("priorities", "publish without one, or use another queue for urgent messages"),
     "unique_key": ("unique keys", "publish without one, or use redis:"),
     "given_ids": ("given ids", "publish without an id"),
+    "hold": ("holds", "publish without one, or use redis: or file:"),
     "fields": ("fields", "put them into the body"),
     "argv": ("arguments", "put them into the body"),
     "delay": ("delays", "publish without one"),
     "empty_bodies": ("empty bodies", "put something into the body"),
 }
+
+
+def check_hold(draft: Draft) -> None:
+    """Check that a draft with a hold has an id.
+
+    Raises:
+        UsageError: It has none.
+    """
+    if draft.hold > 0 and draft.id is None:
+        raise UsageError("hold= needs id=: give the message an id")
 
 
 def refuse_unsupported(
@@ -42,6 +53,7 @@ def refuse_unsupported(
 
     Raises:
         NotSupported: A draft asks for such a property. The text says what to do instead.
+        UsageError: A draft has a hold and no id.
     """
     for draft in drafts:
         if draft.priority:
@@ -50,6 +62,9 @@ def refuse_unsupported(
             _refuse("unique_key", scheme, deviations)
         if draft.id is not None and (takes_id is None or not takes_id(draft.id)):
             _refuse("given_ids", scheme, deviations)
+        if draft.hold > 0:
+            check_hold(draft)
+            _refuse("hold", scheme, deviations)
         if draft.fields:
             _refuse("fields", scheme, deviations)
         if draft.argv:

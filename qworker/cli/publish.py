@@ -11,7 +11,7 @@ from qworker.cli.options import URLCommand, backend_from_url, batches, duration_
 from qworker.cli.output import Progress, echo, print_json, reporting
 from qworker.errors import UsageError
 from qworker.message import Draft
-from qworker.names import check_id, check_key, check_queue, counted
+from qworker.names import check_key, check_queue, counted, to_message_id
 
 __all__ = ["command"]
 
@@ -69,7 +69,7 @@ def command(
     if unique_key is not None:
         check_key(unique_key)
     if id is not None:
-        check_id(id)
+        id = to_message_id(id)  # noqa: A001
     bodies = _bodies(file, body, lines)
     drafts = (
         Draft(body=b, id=id, delay=delay, priority=priority, unique_key=unique_key, argv=arguments) for b in bodies

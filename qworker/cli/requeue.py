@@ -13,7 +13,7 @@ from qworker.cli.output import echo, print_json
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.message import FinishedMessage, Query, Selection, State, StoredMessage
-from qworker.names import check_id, check_queue, counted
+from qworker.names import check_queue, counted, id_forms
 from qworker.parcel import unpack
 
 __all__ = ["command"]
@@ -26,7 +26,7 @@ _NAMED = 100
 @click.command("requeue", cls=URLCommand)
 @click.argument("url")
 @click.argument("queue", type=check_queue)
-@click.argument("ids", nargs=-1, type=check_id, metavar="[ID]...")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--task", "tasks", multiple=True, metavar="NAME", help="Requeue only calls of this task; repeatable.")
 @click.option("--error", metavar="TEXT", help="Requeue only messages whose error contains this text, in any case.")
 @click.option("--since", type=duration_type(), help="Requeue only messages that have failed in this time, such as 2h.")
@@ -101,11 +101,13 @@ async def _requeue(url: str, queue: str, ids: list[str], matches: _Filter | None
         if not ids:
             return await backend.requeue(queue, Selection(state=State.FAILED)), {}
         if len(ids) > _NAMED:
-            return await backend.requeue(queue, Selection(ids=ids)), {}
-        left = [message_id for message_id in ids if not await backend.requeue(queue, Selection(ids=[message_id]))]
+            forms = [form for given in ids for form in id_forms(given)]
+            return await backend.requeue(queue, Selection(ids=forms)), {}
+        left = [given for given in ids if not await backend.requeue(queue, Selection(ids=id_forms(given)))]
         missed = dict.fromkeys(left, "there is no such message")
-        for stored in await backend.find(queue, left):
-            missed[stored.message.id] = f"it is {stored.state.word}, not failed"
+        for given in left:
+            for stored in await backend.find(queue, id_forms(given)):
+                missed[given] = f"it is {stored.state.word}, not failed"
         return len(ids) - len(missed), missed
 
 

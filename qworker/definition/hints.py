@@ -19,8 +19,8 @@ __all__ = ["OtherMethods", "exact_options"]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_TASK_OPTIONS = frozenset({"name", "queue", "max_tries", "timeout", "backoff", "process", "priority"})
-_CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "unique_key", "id", "queue", "headers"})
+_TASK_OPTIONS = frozenset({"name", "queue", "max_tries", "timeout", "backoff", "process", "priority", "hold"})
+_CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "unique_key", "id", "queue", "headers", "hold"})
 
 # Names of other libraries: the option that is meant, and the difference.
 _OPTIONS: dict[str, tuple[str, str]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from qworker.errors import UsageError
-from qworker.names import check_id, check_key, check_queue
+from qworker.names import check_key, check_queue, to_message_id
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.validation import check_flag, check_headers, check_seconds, check_text, check_whole, number_of, shown
 
@@ -29,6 +29,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         backoff: The delays of its retries.
         process: Whether it runs in a process pool, for work that holds the GIL.
         priority: 0 to 9 (first), for calls without their own priority.
+        hold: Seconds from the enqueue for which the id of a call stays taken, for calls that have an id.
 
     Raises:
         UsageError: An option has the wrong type or is out of range.
@@ -40,6 +41,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     backoff: Backoff = DEFAULT_BACKOFF
     process: bool = False
     priority: int = 0
+    hold: float = 0.0
 
     def __post_init__(self) -> None:
         check_queue(check_text("queue", self.queue))
@@ -53,6 +55,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"backoff must be a Backoff, such as Backoff(initial=5) (got {shown(backoff)})")
         check_flag("process", self.process)
         check_whole("priority", self.priority, 0, 9)
+        if self.hold.__class__ is not float or self.hold:
+            msgspec.structs.force_setattr(self, "hold", check_seconds("hold", self.hold, most=MOST_DELAY))
 
 
 def call_options(
@@ -63,12 +67,13 @@ def call_options(
     id: str | None,  # noqa: A002
     queue: str | None,
     headers: Mapping[str, str] | None,
+    hold: float | timedelta | None,
 ) -> dict[str, Any]:
     """Return the fields of a draft.
 
     Raises:
         InvalidName: `unique_key`, `id` or `queue` is not allowed.
-        UsageError: An option has the wrong type or is out of range.
+        UsageError: There is a hold and no id, or an option has the wrong type or is out of range.
     """
     fields: dict[str, Any] = {}
     if delay is not None:
@@ -81,12 +86,22 @@ def call_options(
         fields["priority"] = check_whole("priority", priority, 0, 9)
     if unique_key is not None:
         fields["unique_key"] = check_key(check_text("unique_key", unique_key))
-    if id is not None:
-        fields["id"] = check_id(check_text("id", id))
+    fields |= _id_options(id, hold)
     if queue is not None:
         check_queue(check_text("queue", queue))
     if headers is not None:
         check_headers(headers)
+    return fields
+
+
+def _id_options(given_id: str | None, hold: float | timedelta | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if given_id is not None:
+        fields["id"] = to_message_id(check_text("id", given_id))
+    if hold is not None:
+        fields["hold"] = check_seconds("hold", hold, most=MOST_DELAY)
+        if fields["hold"] and given_id is None:
+            raise UsageError("hold= needs id=: give the message an id")
     return fields
 
 

@@ -131,6 +131,7 @@ def check_draft(draft: Draft, body_limit: int) -> None:
         raise UsageError(f"original_id must have at most {_LONGEST_ORIGIN} characters")
     for name, value, most in (
         ("delay", draft.delay, _LONGEST_DELAY),
+        ("hold", draft.hold, _LONGEST_DELAY),
         ("due_at", draft.due_at or 0.0, _LATEST),
         ("enqueued_at", draft.enqueued_at or 0.0, _LATEST),
         ("priority", draft.priority, 9),

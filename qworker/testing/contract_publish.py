@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from qworker.errors import InvalidName
+from qworker.errors import InvalidName, UsageError
 from qworker.message import Draft, Selection, SettleAction, State
 from qworker.names import new_id
 from qworker.testing.base import Contract
@@ -142,6 +142,44 @@ class PublishingContract(Contract):
         # With a task group, the error of a deviation would be inside an exception group.
         await asyncio.gather(*(backend.publish(case.queue, drafts) for backend in (case.backend, other) * 3))
         assert sorted(lease.message.id for lease in await case.lease(100)) == sorted(chosen)
+
+    @rule("hold")
+    async def test_a_held_id_stays_taken_after_its_message_is_gone(self, case: Case) -> None:
+        chosen = new_id()
+        assert await case.publish(b"first", id=chosen, hold=case.long) == [chosen]
+        assert await case.settle(await case.lease_one(), SettleAction.ACK)
+        await case.backend.remove(case.queue, Selection(ids=[chosen]))
+        other = await case.open()
+        assert await case.publish(b"second", id=chosen) == [chosen]
+        assert await other.publish(case.queue, [Draft(body=b"third", id=chosen, hold=case.long)]) == [chosen]
+        assert await case.lease(10) == []
+        assert await case.publish(b"other", id="other") == ["other"]
+        assert await case.leased_bodies() == [b"other"]
+
+    @rule("hold")
+    async def test_a_hold_ends_at_its_time(self, case: Case) -> None:
+        chosen = new_id()
+        await case.publish(b"first", id=chosen, hold=case.tick)
+        await case.settle(await case.lease_one(), SettleAction.ACK)
+        await case.backend.remove(case.queue, Selection(ids=[chosen]))
+        await case.expire(case.tick)
+        await case.publish(b"second", id=chosen)
+        assert await case.leased_bodies() == [b"second"]
+
+    @rule("hold")
+    async def test_a_message_with_a_hold_is_retried_as_any_other(self, case: Case) -> None:
+        chosen = new_id()
+        await case.publish(b"x", id=chosen, hold=case.long)
+        await case.settle(await case.lease_one(), SettleAction.FAIL_TMP)
+        await case.backend.reap(case.queue)
+        lease = await case.lease_one()
+        assert (lease.message.id, lease.message.tries) == (chosen, 1)
+        assert await case.publish(b"y", id=chosen) == [chosen]
+        assert await case.lease(10) == []
+
+    async def test_a_hold_without_an_id_is_refused(self, case: Case) -> None:
+        with pytest.raises(UsageError, match="hold= needs id=: give the message an id"):
+            await case.publish(b"x", hold=1.0)
 
     @rule("unique_key")
     async def test_a_key_that_is_pending_is_not_stored_twice(self, case: Case) -> None:

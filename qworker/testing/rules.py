@@ -23,6 +23,7 @@ RULES: dict[str, str] = {
     "priority": "a higher priority is leased first",
     "unique_key": "a message with a unique key is stored once at a time",
     "given_ids": "a message keeps the id that its publisher chose",
+    "hold": "an id can stay taken after its message is gone",
     "delay": "a message can be published with a delay",
     "fifo": "messages are leased in the order published; otherwise: all are leased, in any order",
     "tries_carried": "tries and enqueued_at of a draft are kept; otherwise: tries is 0 and enqueued_at is now",

@@ -18,7 +18,7 @@ from qworker.errors import BackendError, InvalidArguments
 from qworker.history.event import Event
 from qworker.logs import one_line
 from qworker.message import Query, QueueStats, State, StoredMessage
-from qworker.names import counted
+from qworker.names import counted, id_forms
 from qworker.parcel import unpack
 
 __all__ = ["Code", "Explanation", "Reason", "explain"]
@@ -90,25 +90,29 @@ async def explain(
     Args:
         backend: The store.
         queue: The queue of the message.
-        message_id: The id of the message.
+        message_id: The id of the message, or the id that its publisher gave.
         tasks: The app that should run it. None: nothing is said about tasks.
         clock: The clock.
 
     Raises:
         QueueNotFound: The queue does not exist.
+        InvalidName: The id is empty, or is not valid Unicode.
     """
-    stored = next(iter(await backend.find(queue, [message_id])), None)
-    stats = await backend.stats(queue)
+    forms = id_forms(message_id)
+    stored = next(iter(await backend.find(queue, forms)), None)
+    message_id = forms[0] if stored is None else stored.message.id
     history, unreadable = await _history(backend, queue, message_id)
     if stored is None:
-        reason = _gone(history[-1]) if history else _not_found(stats)
+        reason = _gone(history[-1]) if history else _not_found(await backend.stats(queue))
         return Explanation(message_id, queue, None, [reason, *unreadable], None, history, _told_error(history))
     error = stored.error
     if stored.state is not State.FAILED and stored.message.tries and "retry_errors" in backend.deviations:
         error = _told_error(history) or error
+    # Counting takes as long as the queue is deep, so it is done only for a message that waits.
+    stats = await backend.stats(queue) if stored.state in {State.READY, State.DELAYED} else QueueStats(queue=queue)
     reasons = [*await _by_state(backend, stored, stats, error, clock.time()), *unreadable]
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
-        if stats.paused and stored.state is not State.LEASED:
+        if stats.paused:
             reasons.insert(0, Reason("paused", f"{queue} is paused: nothing is leased from it until `qworker resume`"))
         if tasks is not None:
             reasons += _by_app(stored, tasks)

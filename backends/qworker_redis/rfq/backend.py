@@ -54,6 +54,7 @@ class RfqBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a list has one order; rfq's own publish --front puts a message first",
         "unique_key": "rfq has no keys",
+        "hold": "rfq keeps no ids of messages that are gone",
         "given_ids": "an rfq id is a UUID of 32 hex digits; only such ids can be given",
         "keep_done": "an ack is rfq's commit, which deletes the message",
         "argv": "a message is a map",

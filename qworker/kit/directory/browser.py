@@ -42,7 +42,6 @@ class MessageFile(msgspec.Struct, gc=False):
         item: Its name without what the state adds to it.
         at: Unix seconds: when it is due, expires or has finished; 0 if that is not known, or for ready messages.
         holder: The holder of its lease.
-        links: The number of its links; 0 if that is not known.
     """
 
     state: State
@@ -51,7 +50,6 @@ class MessageFile(msgspec.Struct, gc=False):
     item: str
     at: float = 0.0
     holder: str | None = None
-    links: int = 0
 
 
 class QueueBrowser(abc.ABC, Generic[Files]):
@@ -148,7 +146,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             except FileNotFoundError:
                 continue
             if one.has_finished_at(self.finished_at(status)):
-                yield MessageFile(one.state, directory, name, name, links=status.st_nlink)
+                yield MessageFile(one.state, directory, name, name)
 
     # -- answers -----------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ FIGURES = (
     "memory",
     "peers",
     "depth",
+    "ids",
     "held",
     "redis",
     "redis_latency",
