@@ -187,4 +187,4 @@ class RedisBackend(Backend):
         """Check the server."""
         from qworker_redis.doctor import check_server
 
-        return await check_server(url, NATIVE)
+        return await check_server(url, NATIVE, lambda pool: QueueRegister(pool).names())

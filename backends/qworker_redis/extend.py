@@ -9,7 +9,7 @@ from typing import cast
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from qworker.errors import BackendUnavailable
+from qworker.errors import BackendUnavailable, QueueDamaged
 from qworker.message import Lease
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
@@ -72,6 +72,9 @@ class RedisLeaseExtender:
             reply = await self._pool.run_script("extend", queue, arguments, retry_timeout=self._timeout)
         except BackendUnavailable as error:
             raise BackendUnavailable(f"leases of {queue} cannot be extended now: {error}") from error
+        except QueueDamaged:
+            # What showed that they are held is gone. The leases of other queues must still be extended.
+            return [*leases]
         expiry, *numbers = cast("list[int]", reply)
         gone = set(numbers)
         for number, lease in enumerate(leases, start=1):

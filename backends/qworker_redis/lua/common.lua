@@ -55,11 +55,12 @@ end
 local function take_due(msg, sorted, delayed, now, limit)
   local due = call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, limit)
   if #due > 0 then
-    spread('ZREM', delayed, due)
     local values = read(msg, due)
     for i, id in ipairs(due) do
       if values[i] then make_ready(sorted, id, values[i]) end
     end
+    -- Last: if `sorted` has another type, the messages stay delayed.
+    spread('ZREM', delayed, due)
   end
   return #due
 end
@@ -69,11 +70,11 @@ local function wake_one(wake)
   if call('LLEN', wake) == 0 then call('RPUSH', wake, '1') end
 end
 
--- Delay a message. Clients that wait for the earliest one are woken if it is earlier.
-local function make_delayed(delayed, wake, id, due)
+-- Delay a message. Return whether it is the earliest one: then clients that wait for it must be woken.
+local function make_delayed(delayed, id, due)
   local first = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
   call('ZADD', delayed, text(due), id)
-  if not first[1] or due < tonumber(first[2]) then wake_one(wake) end
+  return not first[1] or due < tonumber(first[2])
 end
 
 -- Create a queue. Redis keeps small sets and hashes in a compact form that it searches from the beginning, at about 3

@@ -40,9 +40,22 @@ for i = 1, #ids do
   scores[2 * i - 1], scores[2 * i] = expires, ids[i]
   holders[2 * i - 1], holders[2 * i] = ids[i], claim
 end
-call('HSET', meta, 'fence', text(token))
-spread('ZADD', leased, scores)
-spread('HSET', claims, holders)
+local function claim_all()
+  call('HSET', meta, 'fence', text(token))
+  spread('ZADD', leased, scores)
+  spread('HSET', claims, holders)
+end
+
+-- Make all ready again, in the one order that `ready` and `sorted` share.
+local function make_all_ready()
+  for i, id in ipairs(ids) do
+    if values[i] then make_ready(sorted, id, values[i]) end
+  end
+  redis.pcall('ZREM', leased, unpack(ids))
+end
+
+local failed = write_or_undo(claim_all, make_all_ready)
+if failed then return failed end
 -- Rows may be left for another worker.
 if #ids == limit and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
 return {token, expiry, 0, ids, values, ARGV[3]}

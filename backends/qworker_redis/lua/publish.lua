@@ -19,9 +19,11 @@ local ids = {}
 for i = 1, (#ARGV - 2) / 3 do ids[i] = ARGV[3 * i] end
 local stored = call('HMGET', msg, unpack(ids))
 local answer = {version and 0 or 1}
-local sets, rows, awake = {}, {}, false
+local sets, rows, awake, checked = {}, {}, false, false
 
 local function put_special(i, id)
+  if not checked then check_types({sorted, delayed}, {keys}, {ready, wake}) end
+  checked = true
   local special = ARGV[3 * i + 1]
   local tries, delay, due, priority = struct.unpack('>I2I8I8B', special)
   local key = string.sub(special, 20)
@@ -39,7 +41,7 @@ local function put_special(i, id)
   insert(sets, value)
   if due == 0 then due = now + delay end
   if due > now then
-    make_delayed(delayed, wake, id, due)
+    awake = make_delayed(delayed, id, due) or awake
   elseif priority > 0 then
     make_ready(sorted, id, value)
     awake = true
@@ -61,7 +63,8 @@ for i = 1, #ids do
   end
 end
 if not version then make_queue(meta, leased, claims) end
-spread('HSET', msg, sets)
+-- The list may have another type. A message that is stored in no state would never run.
 spread('RPUSH', ready, rows)
+spread('HSET', msg, sets)
 if awake or #rows > 0 then wake_one(wake) end
 return remember(mark, sequence, answer)

@@ -6,7 +6,12 @@
 if call('HGET', KEYS[1], 'version') ~= '1' then return 1 end
 local id, now = ARGV[2], call('TIME')
 if call('HSETNX', KEYS[2], id, struct.pack('>I2I8', 0, now[1] * 1000000 + now[2] + 1) .. ARGV[3]) == 1 then
-  call('RPUSH', KEYS[3], id)
+  local pushed = redis.pcall('RPUSH', KEYS[3], id)
+  if type(pushed) == 'table' then
+    -- `ready` has another type. A message that is stored in no state would never run.
+    call('HDEL', KEYS[2], id)
+    return pushed
+  end
   if call('LLEN', KEYS[4]) == 0 then call('RPUSH', KEYS[4], '1') end
 end
 call('SET', KEYS[5], ARGV[1], 'PX', '3600000')

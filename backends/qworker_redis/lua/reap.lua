@@ -6,8 +6,9 @@
 -- RETURNS: [messages made ready, 1 if there is more to do, now us]
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'down', 'seen')
-if not state[1] then return {0, 0, 0} end
-if state[1] ~= '1' then return too_new(state[1]) end
+if not state[1] and call('EXISTS', msg) == 0 then return {0, 0, 0} end
+if state[1] and state[1] ~= '1' then return too_new(state[1]) end
+check_types({sorted, delayed, leased, fail, done}, {msg, claims, errors}, {ready, wake})
 local now, limit = clock(), tonumber(ARGV[1])
 
 local function expire()
@@ -35,6 +36,8 @@ local function forget(set, age, most)
 end
 
 call('ZREM', leased, '')
+-- A key that had another type, or was lost, is gone.
+if not state[1] or not call('ZSCORE', leased, ANCHOR) then make_queue(meta, leased, claims) end
 -- There are more members than the anchor.
 if call('ZCARD', leased) > 1 then keep_leases(meta, leased, state[3], now) end
 local expired = expire()

@@ -6,6 +6,7 @@ local meta, msg, ready, sorted, delayed, leased, claims, keys, errors, fail, don
 local state = call('HMGET', meta, 'version', 'gone')
 if not state[1] then return -1 end
 if state[1] ~= '1' then return too_new(state[1]) end
+check_types({sorted, delayed, leased, fail, done}, {msg, claims, keys, errors, gone}, {ready})
 local sets = {leased = leased, delayed = delayed, fail = fail, done = done}
 
 local function drop(id, value)

@@ -24,6 +24,23 @@ local function spread(command, key, arguments)
   end
 end
 
+-- Fail before anything is written if a key has another type: a script that fails later would leave a step half done.
+local function check_types(zsets, hashes, lists)
+  for _, key in ipairs(zsets) do call('ZCARD', key) end
+  for _, key in ipairs(hashes) do call('HGET', key, '') end
+  for _, key in ipairs(lists) do call('LLEN', key) end
+end
+
+-- Make the writes of a step that nothing has checked, because it is frequent. If one fails, undo the step and return
+-- the error.
+local function write_or_undo(write, undo)
+  local done, problem = pcall(write)
+  if done then return end
+  undo()
+  problem = type(problem) == 'table' and problem.err or problem
+  return redis.error_reply(string.match(problem, 'WRONGTYPE.*') or problem)
+end
+
 -- Return microseconds until the next message is due, or -1 if no message is delayed.
 local function until_due(delayed, now)
   local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
@@ -122,9 +139,10 @@ local function end_leases(leased, claims, ack_plain, finish)
     number = number + 1
     local id, claim = ARGV[i + 1], ARGV[i + 2]
     if call('HGET', claims, id) == claim then
+      -- The lease ends last: if a key has another type, the message stays leased.
+      finish(ARGV[i], id, claim, tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5])
       call('ZREM', leased, id)
       call('HDEL', claims, id)
-      finish(ARGV[i], id, claim, tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5])
     else
       insert(answer, number)
     end

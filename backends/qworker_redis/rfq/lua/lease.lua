@@ -35,13 +35,24 @@ for i, id in ipairs(ids) do
   scores[2 * i - 1], scores[2 * i] = expires, id
   holders[2 * i - 1], holders[2 * i] = id, text(token + i - 1) .. ' ' .. ARGV[3]
 end
--- It was harvested as a copy while another worker still holds it: it is processed once, by the worker that leased it
--- last.
-for i, claim in ipairs(call('HMGET', claims, unpack(ids))) do
-  if claim then call('LREM', nextlog, 1, ids[i]) end
+local function claim_all()
+  -- It was harvested as a copy while another worker still holds it: it is processed once, by the worker that leased it
+  -- last.
+  for i, claim in ipairs(call('HMGET', claims, unpack(ids))) do
+    if claim then call('LREM', nextlog, 1, ids[i]) end
+  end
+  call('HSET', meta, 'version', '1', 'fence', text(token + #ids - 1))
+  spread('ZADD', leased, scores)
+  spread('LPUSH', nextlog, ids)
+  spread('HSET', claims, holders)
 end
-call('HSET', meta, 'version', '1', 'fence', text(token + #ids - 1))
-spread('LPUSH', nextlog, ids)
-spread('ZADD', leased, scores)
-spread('HSET', claims, holders)
+
+-- If a key has another type, the messages are next in line again.
+local function put_all_back()
+  for i = #ids, 1, -1 do call('RPUSH', backlog, ids[i]) end
+  redis.pcall('ZREM', leased, unpack(ids))
+end
+
+local failed = write_or_undo(claim_all, put_all_back)
+if failed then return failed end
 return {token, tonumber(expires), 0, ids, values_of(tries, enqueued, origins, ids, fields), ARGV[3]}

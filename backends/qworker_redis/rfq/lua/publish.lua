@@ -14,8 +14,9 @@ if ARGV[2] == '1' then
 end
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
--- A key of another program that is not a list must fail here, before anything is written.
+-- A key of another type must fail here, before anything is written.
 call('LLEN', backlog)
+local checked = false
 
 local now, line, front = clock(), {}, {}
 
@@ -54,6 +55,10 @@ for i = 3, #ARGV, 3 do
   local id, key = ARGV[i], message .. ':' .. ARGV[i]
   local new = ARGV[i + 1] == '' and ARGV[2] == '0'
   if new or call('EXISTS', key) == 0 then
+    if ARGV[i + 1] ~= '' and not checked then
+      check_types({delayed}, {tries, enqueued, origins}, {})
+      checked = true
+    end
     spread('HSET', key, fields_of(ARGV[i + 2]))
     place(id, ARGV[i + 1])
   end

@@ -9,6 +9,7 @@ local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, e
 local state = call('HMGET', meta, 'version', 'seen')
 if not state[1] then return {0, 0, 0} end
 if state[1] ~= '1' then return too_new(state[1]) end
+check_types({leased, delayed, failed}, {claims, tries, errors, enqueued, origins}, {backlog, nextlog})
 local now, limit = clock(), tonumber(ARGV[1])
 
 -- End our lease of a message that is not ours any more, or was not extended. Return whether that makes it ready.

@@ -9,6 +9,8 @@ local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
 if not is_topic(version, backlog, nextlog) then return -1 end
 
+check_types({leased, delayed, failed}, {claims, tries, errors, enqueued, origins}, {backlog, nextlog})
+
 local function drop(ids)
   spread('ZREM', leased, ids)
   spread('HDEL', claims, ids)
