@@ -154,7 +154,7 @@ class RedisLeaser:
         except (ConnectionLost, asyncio.CancelledError) as error:
             await self._start_undo(error, self._undo(queue, claimant, void, visibility))
             raise
-        if reply is None:
+        if reply is None or _must_repeat(reply):
             return await self.lease(queue, limit, visibility)
         return await self._read(queue, reply)
 
@@ -163,6 +163,12 @@ class RedisLeaser:
         self._empty.pop(queue, None)
 
     async def _lease_batch(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        reply = await self._send(queue, limit, visibility)
+        while _must_repeat(reply):
+            reply = await self._send(queue, limit, visibility)
+        return await self._read(queue, reply)
+
+    async def _send(self, queue: str, limit: int, visibility: float) -> Reply:
         arguments, claimant, void = self._request(limit, visibility)
         sent = False
 
@@ -173,12 +179,11 @@ class RedisLeaser:
             return await self._pool.evaluate(connection, "lease", queue, arguments, (void,))
 
         try:
-            reply = await self._pool.repeat(queue_slot(queue), attempt, retry_timeout=0)
+            return await self._pool.repeat(queue_slot(queue), attempt, retry_timeout=0)
         except (ConnectionLost, asyncio.CancelledError) as error:
             if sent:
                 await self._start_undo(error, self._undo(queue, claimant, void, visibility))
             raise
-        return await self._read(queue, reply)
 
     def _request(self, limit: int, visibility: float) -> tuple[list[Argument], str, str]:
         """Return the arguments of a call, its claimant, which is unique, and its key of abandoned calls."""
@@ -256,6 +261,12 @@ class RemoteRedisLeases:
             return None
         message = self._decode(queue, message_id, value)
         return RedisLease(message=message, token=token, expires_at=float(expiry) / 1e6, claim=claim)
+
+
+def _must_repeat(reply: Reply) -> bool:
+    """Return whether a call for a lease has only passed over the rows of removed messages, and must be repeated."""
+    _, _, due, ids, *_ = cast("list[Any]", reply)
+    return not ids and due == 0
 
 
 def group_by(items: Iterable[T], name: Callable[[T], K]) -> dict[K, list[T]]:

@@ -1,7 +1,8 @@
 -- Claim ready messages, the first in order.
 -- KEYS: meta msg ready sorted delayed leased claims gone wake void
 -- ARGV: limit, visibility us, claimant
--- RETURNS: [token, expiry us, us until the next message is due (-1: none is known), ids, values, claimant]
+-- RETURNS: [token, expiry us, us until the next message is due (-1: none is known; 0: lease again now), ids, values,
+--   claimant]
 local meta, msg, ready, sorted, delayed, leased, claims, gone, wake, void = unpack(KEYS)
 local none = {0, 0, -1, {}, {}}
 -- The client has abandoned this call, and relies on it that the call claims nothing.
@@ -20,16 +21,13 @@ else
   local first = first_ready(msg, ready, sorted, gone, removed, limit)
   ids, values = first.ids, first.values
   spread('ZREM', sorted, first.members)
-  if first.rows > 0 then
-    call('LTRIM', ready, first.rows, -1)
-    local passed = {}
-    for _, number in ipairs(first.stale) do
-      if number <= first.rows then insert(passed, first.heads[number]) end
-    end
-    forget_gone(meta, gone, passed)
-  end
+  take_rows(meta, ready, gone, first.heads, first.stale, first.rows)
 end
-if #ids == 0 then return {0, 0, until_due(delayed, now), {}, {}} end
+if #ids == 0 then
+  -- Only rows of removed messages were found so far: the next call finds more.
+  local again = removed > 0 and call('LLEN', ready) > 0
+  return {0, 0, again and 0 or until_due(delayed, now), {}, {}}
+end
 
 -- The token rises even if a failover has lost the last increments.
 local token = math.max(tonumber(state[3] or 0) + 1, now)

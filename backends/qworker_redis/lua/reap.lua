@@ -1,14 +1,14 @@
 -- Make expired messages (tries + 1) and due messages ready, and remove finished ones whose retention has ended.
--- KEYS: meta msg ready sorted delayed leased claims errors fail done wake
+-- KEYS: meta msg ready sorted delayed leased claims errors fail done wake gone
 -- ARGV: most messages of each kind, us to keep failed messages ('' forever), us to keep done ones ('' forever), the
 --   time that this client's last call answered ('' none), us that have passed since on a clock that is never set, most
 --   failed messages to keep ('' any number), most done ones ('' any number)
 -- RETURNS: [messages made ready, 1 if there is more to do, now us]
-local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake = unpack(KEYS)
-local state = call('HMGET', meta, 'version', 'down', 'seen')
+local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake, gone = unpack(KEYS)
+local state = call('HMGET', meta, 'version', 'down', 'seen', 'gone')
 if not state[1] and call('EXISTS', msg) == 0 then return {0, 0, 0} end
 if state[1] and state[1] ~= '1' then return too_new(state[1]) end
-check_types({sorted, delayed, leased, fail, done}, {msg, claims, errors}, {ready, wake})
+check_types({sorted, delayed, leased, fail, done}, {msg, claims, errors, gone}, {ready, wake})
 local now, limit = clock(), tonumber(ARGV[1])
 
 local function expire()
@@ -47,4 +47,5 @@ local finished = forget(done, ARGV[3], ARGV[7])
 -- This also replaces a wake-up that was lost with the client that took it.
 if not state[2] and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
 local more = math.max(expired, due, failed, finished) == limit
+more = tidy_ready(meta, msg, ready, sorted, gone, tonumber(state[4] or 0)) or more
 return {expired + due, more and 1 or 0, now}
