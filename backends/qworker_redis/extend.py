@@ -30,6 +30,7 @@ class RedisLeaseExtender:
 
     def __init__(self, store: RedisStore) -> None:
         self._timeout = store.options.timeout
+        self._host_clock = store.host_clock
         self._pool = ConnectionPool(store.options, store.topology, store.scripts, is_logged=False)
         self._lock = threading.Lock()
         self._portal: BlockingPortal | None = None
@@ -63,7 +64,7 @@ class RedisLeaseExtender:
         return lost
 
     async def _extend(self, queue: str, leases: Sequence[RedisLease], visibility: float) -> list[Lease]:
-        arguments: list[Argument] = [int(visibility * 1e6)]
+        arguments: list[Argument] = [int(visibility * 1e6), self._host_clock.reading()]
         for lease in leases:
             arguments += [lease.message.id, lease.claim]
         try:

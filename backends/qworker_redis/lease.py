@@ -29,6 +29,9 @@ K = TypeVar("K", bound=Hashable)
 
 # The prefix of a claimant whose leases outlive its process.
 _DETACHED = "detached/"
+# Seconds by which the server may read this host's time too late. A script that detects that the server's clock was set
+# tolerates twice this time.
+_LATEST = 5.0
 # Milliseconds for which an abandoned call for a lease may still reach the server.
 _VOID_MS = 600_000
 
@@ -142,7 +145,7 @@ class RedisLeaser:
         if due is None:
             return []
         seconds = min(timeout, due - asyncio.get_running_loop().time(), self._store.options.timeout)
-        arguments, claimant, void = self._request(min(limit, BATCH), visibility)
+        arguments, claimant, void = self._request(min(limit, BATCH), visibility, seconds)
         try:
             _, reply = await self._waiter.block(queue_slot(queue), [queue], seconds, [void, *arguments])
         except Redirected:
@@ -185,11 +188,18 @@ class RedisLeaser:
                 await self._start_undo(error, self._undo(queue, claimant, void, visibility))
             raise
 
-    def _request(self, limit: int, visibility: float) -> tuple[list[Argument], str, str]:
-        """Return the arguments of a call, its claimant, which is unique, and its key of abandoned calls."""
+    def _request(self, limit: int, visibility: float, delay: float = 0.0) -> tuple[list[Argument], str, str]:
+        """Return the arguments of a call, its claimant, which is unique, and its key of abandoned calls.
+
+        Args:
+            limit: Number of messages.
+            visibility: Seconds that the leases last.
+            delay: Seconds after which the server may read the call.
+        """
         self._requests += 1
         claimant = f"{self._claimant}/{self._requests}"
-        return [limit, int(visibility * 1e6), claimant], claimant, f"void:{claimant}"
+        here = self._store.host_clock.reading() if delay <= _LATEST else ""
+        return [limit, int(visibility * 1e6), claimant, here], claimant, f"void:{claimant}"
 
     async def _read(self, queue: str, reply: Reply) -> list[Lease]:
         """Return the leases of an answer. Damaged messages are moved to failed, so that all others still run."""

@@ -1,17 +1,18 @@
 -- Claim ready messages, the first in order.
 -- KEYS: meta msg ready sorted delayed leased claims gone wake void
--- ARGV: limit, visibility us, claimant
+-- ARGV: limit, visibility us, claimant, the client's host and its time ('' not known)
 -- RETURNS: [token, expiry us, us until the next message is due (-1: none is known; 0: lease again now), ids, values,
 --   claimant]
 local meta, msg, ready, sorted, delayed, leased, claims, gone, wake, void = unpack(KEYS)
 local none = {0, 0, -1, {}, {}}
 -- The client has abandoned this call, and relies on it that the call claims nothing.
 if call('EXISTS', void) == 1 then return none end
-local state = call('HMGET', meta, 'version', 'down', 'fence', 'gone')
+local state = call('HMGET', meta, 'version', 'down', 'fence', 'gone', 'seen')
 if not state[1] or state[2] then return none end
 if state[1] ~= '1' then return too_new(state[1]) end
 
 local limit, removed, now = tonumber(ARGV[1]), tonumber(state[4] or 0), clock()
+check_clock(meta, leased, state[5], now, ARGV[4])
 take_due(msg, sorted, delayed, now, 500)
 local ids, values = {}, {}
 if removed == 0 and call('ZCARD', sorted) == 0 then

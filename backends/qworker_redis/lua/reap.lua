@@ -2,7 +2,7 @@
 -- KEYS: meta msg ready sorted delayed leased claims errors fail done wake gone
 -- ARGV: most messages of each kind, us to keep failed messages ('' forever), us to keep done ones ('' forever), the
 --   time that this client's last call answered ('' none), us that have passed since on a clock that is never set, most
---   failed messages to keep ('' any number), most done ones ('' any number)
+--   failed messages to keep ('' any number), most done ones ('' any number), the client's host and its time
 -- RETURNS: [messages made ready, 1 if there is more to do, now us]
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake, gone = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'down', 'seen', 'gone')
@@ -39,7 +39,7 @@ call('ZREM', leased, '')
 -- A key that had another type, or was lost, is gone.
 if not state[1] or not call('ZSCORE', leased, ANCHOR) then make_queue(meta, leased, claims) end
 -- There are more members than the anchor.
-if call('ZCARD', leased) > 1 then keep_leases(meta, leased, state[3], now) end
+if call('ZCARD', leased) > 1 then keep_leases(meta, leased, state[3], now, ARGV[8], ARGV[4], ARGV[5]) end
 local expired = expire()
 local due = take_due(msg, sorted, delayed, now, limit)
 local failed = forget(fail, ARGV[2], ARGV[6])

@@ -83,15 +83,59 @@ local function remember(mark, sequence, answer)
   return answer
 end
 
+-- If this server's clock was set since a script has last checked it, let leases keep the time that they had left. `meta`
+-- has the time of that check (seen), and which client made it (reaper: id of the start of its host, us since then,
+-- seen). A client on the same host knows how much time has passed, and each client knows since its own last reap. Without
+-- such a measure, no time has passed: a lease may last longer by that time, but is not taken early.
+local function keep_leases(meta, leased, seen, now, here, before, elapsed)
+  local TOLERANCE = 10000000
+  local boot, at = string.match(here, '^(%S+) (%d+)$')
+  local last_boot, last_at, last_seen = string.match(call('HGET', meta, 'reaper') or '', '^(%S+) (%d+) (%d+)$')
+  local is_same = boot and boot == last_boot and last_seen == seen
+  -- A call that the network has delivered late.
+  if is_same and tonumber(at) < tonumber(last_at) then return end
+  call('ZREM', leased, '')
+  call('HSET', meta, 'seen', text(now), 'reaper', here .. ' ' .. text(now))
+  if not seen then return end
+  local gap, passed, own = now - tonumber(seen), 0, tonumber(before)
+  if gap >= 0 and own and own >= tonumber(seen) and own <= now then
+    gap, passed = now - own, tonumber(elapsed)
+  elseif gap >= 0 and is_same then
+    passed = tonumber(at) - tonumber(last_at)
+  elseif gap >= 0 and own and gap <= tonumber(elapsed) then
+    passed = gap
+  end
+  local step = gap - passed
+  if step >= -TOLERANCE and step <= TOLERANCE or gap >= 0 and step < 0 then return end
+  local rows, moved = call('ZRANGE', leased, 0, -1, 'WITHSCORES'), {}
+  for i = 1, #rows, 2 do
+    -- An anchor never expires.
+    if rows[i + 1] ~= 'inf' then
+      insert(moved, text(tonumber(rows[i + 1]) + step))
+      insert(moved, rows[i])
+    end
+  end
+  spread('ZADD', leased, moved)
+end
+
+-- Check the clock before expiries are written. Each reap of a queue with leases does that too.
+local function check_clock(meta, leased, seen, now, here)
+  if not seen or math.abs(now - tonumber(seen)) > 1000000 then keep_leases(meta, leased, seen, now, here, '', '') end
+end
+
 -- Extend the leases in the arguments of `extend` whose claim holds, if the messages are still leased.
-local function extend_leases(leased, claims, is_there)
-  local expiry = clock() + tonumber(ARGV[1])
+local function extend_leases(meta, leased, claims, is_there)
+  local now = clock()
+  local seen = redis.pcall('HGET', meta, 'seen')
+  -- Leases can be extended if `meta` has another type. A deleted queue gets no key.
+  if seen and type(seen) ~= 'table' then check_clock(meta, leased, seen, now, ARGV[2]) end
+  local expiry = now + tonumber(ARGV[1])
   local ids, scores = {}, {}
-  for i = 2, #ARGV, 2 do insert(ids, ARGV[i]) end
+  for i = 3, #ARGV, 2 do insert(ids, ARGV[i]) end
   local held = call('HMGET', claims, unpack(ids))
   local answer, expires = {expiry}, text(expiry)
   for i, id in ipairs(ids) do
-    if held[i] == ARGV[2 * i + 1] and is_there(id) then
+    if held[i] == ARGV[2 * i + 2] and is_there(id) then
       insert(scores, expires)
       insert(scores, id)
     else
@@ -170,25 +214,6 @@ local function end_call(leased, claims, void)
   spread('ZREM', leased, ids)
   spread('HDEL', claims, ids)
   return ids, found
-end
-
--- In `reap`: if this server's clock was set, leases keep their remaining time. The clock was set if it has advanced
--- more than time has, for this client and since the last time that any client reaped.
-local function keep_leases(meta, leased, seen, now)
-  local TOLERANCE = 10000000
-  call('HSET', meta, 'seen', text(now))
-  if ARGV[4] == '' or not seen then return end
-  local step = now - tonumber(ARGV[4]) - tonumber(ARGV[5])
-  if math.abs(step) <= TOLERANCE or math.abs(now - tonumber(seen)) <= TOLERANCE then return end
-  local rows, moved = call('ZRANGE', leased, 0, -1, 'WITHSCORES'), {}
-  for i = 1, #rows, 2 do
-    -- An anchor never expires.
-    if rows[i + 1] ~= 'inf' then
-      insert(moved, text(tonumber(rows[i + 1]) + step))
-      insert(moved, rows[i])
-    end
-  end
-  spread('ZADD', leased, moved)
 end
 
 -- In `reap`: remove from a set the finished messages whose retention has ended, or that are too many. Return their ids.

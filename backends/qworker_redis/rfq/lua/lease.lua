@@ -1,16 +1,18 @@
 -- Claim messages, the next in line first: RPOPLPUSH and HGETALL for each, as rfq does, and a claim.
 -- KEYS: meta backlog nextlog message leased claims delayed tries enqueued origins void
--- ARGV: limit, visibility us, claimant
+-- ARGV: limit, visibility us, claimant, the client's host and its time ('' not known)
 -- RETURNS: [first token, expiry us, us until the next message is due (-1: none is known, -2: the topic is paused), ids,
 --   values, claimant]; the token of each id is one more than that of the one before
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, enqueued, origins, void = unpack(KEYS)
 -- The client has abandoned this call, and relies on it that the call claims nothing.
 if call('EXISTS', void) == 1 then return {0, 0, -1, {}, {}} end
-local state = call('HMGET', meta, 'version', 'down', 'fence')
+local state = call('HMGET', meta, 'version', 'down', 'fence', 'seen')
 if state[1] and state[1] ~= '1' then return too_new(state[1]) end
 if state[2] then return {0, 0, -2, {}, {}} end
 
 local limit, now = tonumber(ARGV[1]), clock()
+-- A topic of another program does not get a key from a call that leases nothing.
+if state[1] then check_clock(meta, leased, state[4], now, ARGV[4]) end
 take_due(backlog, message, delayed, now, 500)
 local ids, fields, seen = {}, {}, {}
 while #ids < limit do
