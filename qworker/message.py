@@ -98,6 +98,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         enqueued_at: Unix seconds at which a message that comes from another store was enqueued there.
         original_id: The message's id in the store that it comes from, for protocols that assign ids themselves. It is
             kept with the message, and a second message with the same original id is not stored.
+        hold: Seconds from the publish for which the id stays taken.
     """
 
     body: bytes
@@ -112,6 +113,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tries: int = 0
     enqueued_at: float | None = None
     original_id: str | None = None
+    hold: float = 0.0
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):

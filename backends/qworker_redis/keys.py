@@ -22,6 +22,7 @@ PARTS = {
     "fail": "zset",
     "done": "zset",
     "gone": "hash",
+    "holds": "zset",
     "wake": "list",
     "history": "stream",
     "jobs": "hash",

@@ -65,21 +65,23 @@ local function selected(failed)
 end
 
 -- Return the answer of an earlier attempt of the same call, kept under `mark` for clients that lost the reply. A
--- sequence number alone is that of `publish_one`.
+-- sequence number alone stands for the answer {0}.
 local function answered(mark, sequence)
   local kept, answer = call('GET', mark)
-  if kept == sequence then
-    answer = {0}
-  elseif kept and string.byte(kept) > 127 then
-    kept = cmsgpack.unpack(kept)
-    if kept[1] == sequence then answer = kept[2] end
+  if kept and string.byte(kept) > 127 then
+    kept, answer = unpack(cmsgpack.unpack(kept))
   end
-  if answer then call('PEXPIRE', mark, 3600000) end
+  if not kept or tonumber(kept) < tonumber(sequence) then return nil end
+  -- The network has delivered this attempt late: the client has sent later batches since, so it has an answer.
+  if not answer or kept ~= sequence then answer = {0} end
+  call('PEXPIRE', mark, 3600000)
   return answer
 end
 
 local function remember(mark, sequence, answer)
-  call('SET', mark, cmsgpack.pack({sequence, answer}), 'PX', 3600000)
+  local kept = sequence
+  if #answer > 1 or answer[1] ~= 0 then kept = cmsgpack.pack({sequence, answer}) end
+  call('SET', mark, kept, 'PX', 3600000)
   return answer
 end
 
@@ -102,7 +104,7 @@ local function keep_leases(meta, leased, seen, now, here, before, elapsed)
     gap, passed = now - own, tonumber(elapsed)
   elseif gap >= 0 and is_same then
     passed = tonumber(at) - tonumber(last_at)
-  elseif gap >= 0 and own and gap <= tonumber(elapsed) then
+  elseif gap >= 0 and own and gap <= tonumber(elapsed) + TOLERANCE then
     passed = gap
   end
   local step = gap - passed

@@ -8,10 +8,9 @@
 -- RETURNS: [1 if the topic is new]
 local meta, backlog, message, delayed, tries, enqueued, origins, mark = unpack(KEYS)
 local sequence = ARGV[1]
-if ARGV[2] == '1' then
-  local earlier = answered(mark, sequence)
-  if earlier then return earlier end
-end
+-- Also for a first attempt: the network may deliver it late, when its repetition was stored, leased and acked.
+local earlier = answered(mark, sequence)
+if earlier then return earlier end
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
 -- A key of another type must fail here, before anything is written.
