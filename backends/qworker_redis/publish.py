@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -53,8 +54,8 @@ class RedisPublisher:
 
     async def _send(self, queue: str, token: RetryToken, batch: Sequence[PlainDraft]) -> list[str]:
         if self._uncertain.places and (stored := await self._end_earlier(queue, batch)):
-            rest = [item for item in batch if item[0] not in stored]
-            ids = iter(await self._send(queue, token, rest) if rest else [])
+            missing = [item for item in batch if item[0] not in stored]
+            ids = iter(await self._send(queue, token, missing) if missing else [])
             return [stored[item[0]] if item[0] in stored else next(ids) for item in batch]
         sequence, key = token.next(), token.key
         sent = False
@@ -62,8 +63,9 @@ class RedisPublisher:
             if len(batch) == 1 and self._is_plain(queue, batch[0]):
                 message_id, special, rest = batch[0]
                 try:
-                    arguments = sequence.encode(), message_id.encode(), rest, *([b"1"] if special else [])
-                    if not await self._pool.run_packed("publish_one", queue, key, arguments):
+                    arguments = (sequence.encode(), message_id.encode(), rest)
+                    given = (b"1",) if special else ()
+                    if not await self._pool.run_packed("publish_one", queue, key, arguments + given):
                         return [message_id]
                 except BackendUnavailable as error:
                     sent = isinstance(error, ConnectionLost) and error.sent
@@ -74,16 +76,19 @@ class RedisPublisher:
                 self._uncertain.add(queue, key, sequence, [item[0] for item in batch])
                 raise _uncertain(error) from error
             raise
-        except BaseException:
+        except BaseException as error:
             token.keep()
-            self._uncertain.add(queue, key, sequence, [item[0] for item in batch])
+            if isinstance(error, asyncio.CancelledError):
+                self._uncertain.add(queue, key, sequence, [item[0] for item in batch])
             raise
 
     async def _end_earlier(self, queue: str, batch: Sequence[PlainDraft]) -> dict[str, str]:
         try:
-            return await self._uncertain.end(queue, [item[0] for item in batch])
+            stored = await self._uncertain.end(queue, [item[0] for item in batch])
         except ConnectionLost as error:
             raise _uncertain(error) from error
+        # A message that is stored is only accepted when enough replicas have it, which the next call waits for.
+        return {} if self._options.min_replicas else stored
 
     def _is_plain(self, queue: str, item: PlainDraft) -> bool:
         """Return whether a message only has to be stored, which a small script does."""
