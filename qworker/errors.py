@@ -15,6 +15,7 @@ QworkerError
 │   ├── BackendUnavailable   the store cannot be reached (exit status 3 at start)
 │   ├── QueueNotFound        the queue does not exist
 │   │   └── StoreNotFound    the directory of the store does not exist
+│   ├── QueueDamaged         the store works, but this queue cannot be used until it is repaired
 │   ├── QueueFull            the queue is at its capacity
 │   ├── StorageFull          the store has no space, inodes or memory left
 │   ├── PublishUncertain     the message may or may not be stored: publish it again with the same id
@@ -43,6 +44,7 @@ __all__ = [
     "NotSupported",
     "PermissionDenied",
     "PublishUncertain",
+    "QueueDamaged",
     "QueueFull",
     "QueueNotFound",
     "QworkerError",
@@ -138,6 +140,10 @@ class StoreNotFound(QueueNotFound):
         BackendError.__init__(self, f"{what}: check the URL, or create it with `qworker create`, `enqueue` or `run`")
         self.directory = directory
         self.queue = queue
+
+
+class QueueDamaged(BackendError):
+    """The store works, but this queue cannot be used until it is repaired. Other queues can be used."""
 
 
 class QueueFull(BackendError):

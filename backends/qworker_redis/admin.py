@@ -38,6 +38,10 @@ Call = tuple[str, list[Argument]]
 
 # Messages in one script call, which blocks all other clients of the server.
 BATCH = 500
+# Each message that is removed by its id takes longer.
+_REMOVED = 200
+# Answers of scripts in place of a count.
+_NO_QUEUE, _ONLY_REMAINS = -1, -2
 
 
 async def delete_queue(pool: ConnectionPool, register: QueueRegister, queue: str) -> None:
@@ -62,13 +66,13 @@ async def read_rows(pool: ConnectionPool, name: str, queue: str, arguments: Sequ
 
 
 async def _count(pool: ConnectionPool, name: str, queue: str, arguments: Sequence[Argument]) -> int:
-    """Run a script and return its count.
+    """Run a script and return its count, or `_ONLY_REMAINS`: there was something to delete, but no message.
 
     Raises:
         QueueNotFound: The count is -1, which says that the queue does not exist.
     """
     count = cast("int", await pool.run_script(name, check_queue(queue), arguments))
-    if count < 0:
+    if count == _NO_QUEUE:
         raise QueueNotFound(queue)
     return count
 
@@ -143,7 +147,8 @@ async def remove(
         unchanged_call: Returns the call that deletes messages which are still unchanged.
     """
     if selection.ids is not None:
-        return sum([await _count(pool, "remove", queue, ("ids", *batch)) for batch in in_batches(selection.ids)])
+        batches = in_batches(selection.ids, _REMOVED)
+        return sum([await _count(pool, "remove", queue, ("ids", *batch)) for batch in batches])
     if selection.unchanged is not None:
         calls = [unchanged_call(batch) for batch in in_batches(selection.unchanged)]
         return sum([await _count(pool, name, queue, arguments) for name, arguments in calls])
@@ -167,7 +172,8 @@ async def _count_all(pool: ConnectionPool, name: str, queue: str, arguments: tup
         count = await _count(pool, name, queue, (*arguments, min(there - total, BATCH)))
         if not count:
             break
-        total += count
+        if count != _ONLY_REMAINS:
+            total += count
     return total
 
 
@@ -176,13 +182,13 @@ def discard_call(found: Sequence[FinishedMessage]) -> Call:
     return "discard", [argument for one in found for argument in (one.state.value, *ids_and_times([one]))]
 
 
-def in_batches(chosen: Iterable[T]) -> list[list[T]]:
+def in_batches(chosen: Iterable[T], size: int = BATCH) -> list[list[T]]:
     """Divide the items, each once, into batches for one script call.
 
     There is at least one batch, because its call checks whether the queue exists.
     """
     unique = list(dict.fromkeys(chosen))
-    return [unique[first : first + BATCH] for first in range(0, max(1, len(unique)), BATCH)]
+    return [unique[first : first + size] for first in range(0, max(1, len(unique)), size)]
 
 
 def ids_and_times(found: Iterable[FinishedMessage]) -> list[Argument]:

@@ -191,4 +191,7 @@ class RedisBackend(Backend):
         """Check the server."""
         from qworker_redis.doctor import check_message_sizes, check_server
 
-        return [*await check_server(url, NATIVE), *await check_message_sizes(url)]
+        return [
+            *await check_server(url, NATIVE, lambda pool: QueueRegister(pool).names()),
+            *await check_message_sizes(url),
+        ]

@@ -261,5 +261,6 @@ def _parse_seals(fields: Sequence[bytes]) -> Iterator[tuple[IncompleteLoad, byte
 
 def _row(draft: Draft) -> bytes:
     """Encode a draft in the form in which it waits in a list."""
-    _, special, rest = encode("", draft)
+    # The mark of a load keeps its ids taken.
+    _, special, rest = encode("", msgspec.structs.replace(draft, hold=0.0) if draft.hold else draft)
     return _LENGTH.pack(len(special)) + special + rest if special else _PLAIN + rest

@@ -10,14 +10,19 @@ from qworker.errors import BackendError, NotSupported
 from qworker.message import Draft, Message
 from qworker.names import check_key
 
-__all__ = ["PlainDraft", "decode", "encode", "read_enqueued_at"]
+__all__ = ["GIVEN_ID", "PlainDraft", "decode", "encode", "read_enqueued_at"]
 
 # Tries, order in microseconds, priority, flags. The scripts put the first two in front of the value from `encode`.
 _HEAD = struct.Struct(">HQBB")
-# Tries, delay and due time in microseconds, priority; then the key.
+# Tries, delay and due time in microseconds, priority; then the hold, if there is one, and the key.
 _SPECIAL = struct.Struct(">HQQB")
+# Added to the priority if the time for which the id stays taken is next.
+_HOLD = 128
 _KEY, _MORE = 1, 2
+# In place of the properties of a message that has nothing unusual but an id that was given.
+GIVEN_ID = b"i"
 _PLAIN_REST = b"\0\0"
+_HOLD_TIME = struct.Struct(">Q")
 _EXTRA_LENGTH = struct.Struct(">I")
 
 PlainDraft = tuple[str, bytes, bytes]
@@ -55,6 +60,7 @@ def encode(message_id: str, draft: Draft) -> PlainDraft:
         and draft.enqueued_at is None
         and not draft.argv
         and draft.fields is None
+        and not draft.hold
     ):
         return message_id, b"", _PLAIN_REST + draft.body
     return message_id, _special(draft), _rest(draft)
@@ -66,7 +72,9 @@ def _special(draft: Draft) -> bytes:
     key = b"" if draft.unique_key is None else check_key(draft.unique_key).encode(errors="surrogateescape")
     # A due time in the past is a due time. 0 means that there is no due time.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
-    return _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, draft.priority) + key
+    hold = _HOLD_TIME.pack(int(draft.hold * 1e6)) if draft.hold > 0 else b""
+    priority = draft.priority + (_HOLD if hold else 0)
+    return _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, priority) + hold + key
 
 
 def _rest(draft: Draft) -> bytes:

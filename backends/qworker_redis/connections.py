@@ -7,11 +7,11 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
-from qworker.errors import BackendUnavailable
+from qworker.errors import BackendUnavailable, QueueDamaged
 from qworker_redis.connection import Argument, Connection, connect, pack
 from qworker_redis.error_replies import ConnectionLost, NoScript, Redirected, Reply
 from qworker_redis.keys import NATIVE
@@ -20,6 +20,7 @@ from qworker_redis.options import Address, Options
 from qworker_redis.scripts import ScriptSet
 from qworker_redis.server_info import ServerInfo, read_server_info, require_primary, require_safe
 from qworker_redis.topology import Topology, queue_slot
+from qworker_redis.wrong_type import damage_of, find_wrong_keys
 
 __all__ = ["Attempt", "ConnectionPool", "ignore_result"]
 
@@ -119,10 +120,13 @@ class ConnectionPool:
         """Run a script once. Send its source if the server does not know it (any more)."""
         command = self.script_command(connection, name, queue, arguments, extra)
         try:
-            return await connection.send(*command)
-        except NoScript:
-            source = self._scripts.get(name, flags=connection.takes_flags).source
-            return await connection.send("EVAL", source, *command[2:])
+            try:
+                return await connection.send(*command)
+            except NoScript:
+                source = self._scripts.get(name, flags=connection.takes_flags).source
+                return await connection.send("EVAL", source, *command[2:])
+        except QueueDamaged as error:
+            raise damage_of(queue, await find_wrong_keys(connection, self._scripts, queue)) from error
 
     async def run_packed(self, name: str, queue: str, mark: str, arguments: tuple[bytes, ...]) -> Reply:
         """Run a small script once, on a connection that is open already, and poll for its answer.
@@ -148,8 +152,19 @@ class ConnectionPool:
             return reply
         except NoScript:
             return await self.evaluate(connection, name, queue, arguments, (mark,))
+        except QueueDamaged as error:
+            raise damage_of(queue, await find_wrong_keys(connection, self._scripts, queue)) from error
         finally:
             lender.give(connection)
+
+    async def find_wrong_keys(self, queue: str) -> list[tuple[str, str]]:
+        """Return the keys of a queue that have another type than they must have: each, and that type in words."""
+
+        def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:
+            del again
+            return find_wrong_keys(connection, self._scripts, queue)
+
+        return cast("list[tuple[str, str]]", await self.repeat(queue_slot(queue), attempt))
 
     def script_command(
         self, connection: Connection, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, cast
 
 from qworker.clock import SYSTEM_CLOCK
-from qworker.errors import BackendError, QworkerError
+from qworker.errors import BackendError, QueueDamaged, QworkerError
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.doctor_sizes import check_sizes
 from qworker.url import BackendURL
 from qworker_redis.connection import Connection, connect, pack
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.keys import NATIVE
 from qworker_redis.lender import Lender
 from qworker_redis.options import Options
@@ -27,10 +29,23 @@ _PINGS = 20
 # In seconds.
 _SLOW = 0.005
 _SKEW = 5.0
+# Wrong keys that are named.
+_SHOWN = 5
+
+QueueNames = Callable[[ConnectionPool], Awaitable[list[str]]]
 
 
-async def check_server(url: BackendURL, scripts: ScriptSet) -> list[Check]:
-    """Check the server of a URL. Return nothing if it cannot be reached, because another check reports that."""
+async def check_server(url: BackendURL, scripts: ScriptSet, names: QueueNames) -> list[Check]:
+    """Check the server of a URL, and the queues there.
+
+    Args:
+        url: The URL.
+        scripts: The scripts of the protocol.
+        names: Returns the names of the queues.
+
+    Returns:
+        The checks. Nothing if the server cannot be reached, because another check reports that.
+    """
     options = Options.parse(url)
     try:
         address = await make_topology(options).discover(queue_slot("queues"))
@@ -48,6 +63,7 @@ async def check_server(url: BackendURL, scripts: ScriptSet) -> list[Check]:
             await _latency(connection),
             await _clock(connection),
             await _scripts(connection, scripts),
+            await _types(options, scripts, names),
         ]
     except BackendError as error:
         return [Check("redis", CheckStatus.BROKEN, str(error), "see the server's log")]
@@ -122,6 +138,27 @@ async def _clock(connection: Connection) -> Check:
         fix = "set both clocks (NTP): leases go by the server's, and due_at= by the publisher's"
         return Check("redis clock", CheckStatus.WARN, detail, fix)
     return Check("redis clock", CheckStatus.OK, detail)
+
+
+async def _types(options: Options, scripts: ScriptSet, names: QueueNames) -> Check:
+    """Check the types of the keys of all queues."""
+    name, fix = "redis keys", "rename each, or delete it if nothing needs it"
+    pool = ConnectionPool(options, make_topology(options), scripts, is_logged=False)
+    wrong: list[str] = []
+    try:
+        queues = await names(pool)
+        for queue in queues:
+            wrong += [f"{key} is not {kind}" for key, kind in await pool.find_wrong_keys(queue)]
+    except QueueDamaged as error:
+        return Check(name, CheckStatus.BROKEN, f"the names of the queues cannot be read: {error}", fix)
+    except BackendError as error:
+        return Check(name, CheckStatus.WARN, f"not checked: {error}", "see the server's log")
+    finally:
+        await pool.aclose()
+    if wrong:
+        more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        return Check(name, CheckStatus.BROKEN, "; ".join(wrong[:_SHOWN]) + more, fix)
+    return Check(name, CheckStatus.OK, f"those of {len(queues)} queues have the right types")
 
 
 async def _scripts(connection: Connection, scripts: ScriptSet) -> Check:

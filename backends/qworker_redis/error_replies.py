@@ -7,7 +7,14 @@ from typing import Any, cast
 
 from redis.exceptions import AskError, RedisError
 
-from qworker.errors import BackendError, BackendUnavailable, FormatTooNew, PermissionDenied, StorageFull
+from qworker.errors import (
+    BackendError,
+    BackendUnavailable,
+    FormatTooNew,
+    PermissionDenied,
+    QueueDamaged,
+    StorageFull,
+)
 from qworker_redis.options import TcpAddress
 
 __all__ = ["ConnectionLost", "NoScript", "Redirected", "Reply", "to_error"]
@@ -52,7 +59,7 @@ class NoScript(BackendError):
 
 
 # Before Redis 7, the error of a command is inside the error of its script.
-_IN_SCRIPT = re.compile(r"ERR Error running script .*@user_script: ?\d+: -([A-Z]+ .*)", re.DOTALL)
+_IN_SCRIPT = re.compile(r"ERR Error running script .*@user_script: ?\d+: -?([A-Z]+ .*)", re.DOTALL)
 
 
 def to_error(error: RedisError) -> BackendError:
@@ -79,6 +86,8 @@ def to_error(error: RedisError) -> BackendError:
         found = NoScript(text)
     elif code == "QWTOONEW":
         found = FormatTooNew(f"{rest}, but this release reads only 1: upgrade qworker")
+    elif code == "WRONGTYPE":
+        found = QueueDamaged(f"a key has another type: {text}: run `qworker doctor`")
     else:
         found = BackendError(f"Redis: {text}")
     found.__cause__ = error

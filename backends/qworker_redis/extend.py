@@ -9,7 +9,7 @@ from typing import cast
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from qworker.errors import BackendUnavailable
+from qworker.errors import BackendUnavailable, QueueDamaged
 from qworker.message import Lease
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
@@ -30,6 +30,7 @@ class RedisLeaseExtender:
 
     def __init__(self, store: RedisStore) -> None:
         self._timeout = store.options.timeout
+        self._host_clock = store.host_clock
         self._pool = ConnectionPool(store.options, store.topology, store.scripts, is_logged=False)
         self._lock = threading.Lock()
         self._portal: BlockingPortal | None = None
@@ -63,7 +64,7 @@ class RedisLeaseExtender:
         return lost
 
     async def _extend(self, queue: str, leases: Sequence[RedisLease], visibility: float) -> list[Lease]:
-        arguments: list[Argument] = [int(visibility * 1e6)]
+        arguments: list[Argument] = [int(visibility * 1e6), self._host_clock.reading()]
         for lease in leases:
             arguments += [lease.message.id, lease.claim]
         try:
@@ -72,6 +73,9 @@ class RedisLeaseExtender:
             reply = await self._pool.run_script("extend", queue, arguments, retry_timeout=self._timeout)
         except BackendUnavailable as error:
             raise BackendUnavailable(f"leases of {queue} cannot be extended now: {error}") from error
+        except QueueDamaged:
+            # What showed that they are held is gone. The leases of other queues must still be extended.
+            return [*leases]
         expiry, *numbers = cast("list[int]", reply)
         gone = set(numbers)
         for number, lease in enumerate(leases, start=1):

@@ -8,25 +8,26 @@ __all__ = ["NATIVE", "PARTS", "REGISTER", "queue_key"]
 
 # The names of all queues of a server: a set.
 REGISTER = b"qworker:queues"
-# What a queue has. A bulk write has more keys (`bulk.py`).
-PARTS = (
-    "meta",
-    "msg",
-    "ready",
-    "sorted",
-    "delayed",
-    "leased",
-    "claims",
-    "keys",
-    "errors",
-    "fail",
-    "done",
-    "gone",
-    "wake",
-    "history",
-    "jobs",
-    "seals",
-)
+# What a queue has, and the type of each. A bulk write has more keys (`bulk.py`).
+PARTS = {
+    "meta": "hash",
+    "msg": "hash",
+    "ready": "list",
+    "sorted": "zset",
+    "delayed": "zset",
+    "leased": "zset",
+    "claims": "hash",
+    "keys": "hash",
+    "errors": "hash",
+    "fail": "zset",
+    "done": "zset",
+    "gone": "hash",
+    "holds": "zset",
+    "wake": "list",
+    "history": "stream",
+    "jobs": "hash",
+    "seals": "hash",
+}
 
 
 def queue_key(queue: str, part: str) -> bytes:
@@ -34,4 +35,4 @@ def queue_key(queue: str, part: str) -> bytes:
     return f"{{qworker:{queue}}}:{part}".encode()
 
 
-NATIVE = ScriptSet("", queue_key)
+NATIVE = ScriptSet("", queue_key, PARTS)

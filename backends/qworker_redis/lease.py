@@ -30,6 +30,9 @@ K = TypeVar("K", bound=Hashable)
 
 # The prefix of a claimant whose leases outlive its process.
 _DETACHED = "detached/"
+# Seconds by which the server may read this host's time too late. A script that detects that the server's clock was set
+# tolerates twice this time.
+_LATEST = 5.0
 # Milliseconds for which an abandoned call for a lease may still reach the server.
 _VOID_MS = 600_000
 # Messages that are known as too large.
@@ -149,7 +152,7 @@ class RedisLeaser:
         if due is None:
             return []
         seconds = min(timeout, due - asyncio.get_running_loop().time(), self._store.options.timeout)
-        arguments, claimant, void = self._request(min(limit, BATCH), visibility)
+        arguments, claimant, void = self._request(min(limit, BATCH), visibility, seconds)
         try:
             _, reply = await self._waiter.block(queue_slot(queue), [queue], seconds, [void, *arguments])
         except (BackendError, asyncio.CancelledError) as error:
@@ -162,6 +165,9 @@ class RedisLeaser:
             return []
         if reply is None:
             return await self.lease(queue, limit, visibility)
+        if _must_repeat(reply):
+            self._report_too_large(queue, cast("list[Any]", reply))
+            return await self.lease(queue, limit, visibility)
         return await self._read(queue, reply)
 
     def drop_empty(self, queue: str) -> None:
@@ -169,6 +175,13 @@ class RedisLeaser:
         self._empty.pop(queue, None)
 
     async def _lease_batch(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        reply = await self._send(queue, limit, visibility)
+        while _must_repeat(reply):
+            self._report_too_large(queue, cast("list[Any]", reply))
+            reply = await self._send(queue, limit, visibility)
+        return await self._read(queue, reply)
+
+    async def _send(self, queue: str, limit: int, visibility: float) -> Reply:
         arguments, claimant, void = self._request(limit, visibility)
         sent = False
 
@@ -179,25 +192,29 @@ class RedisLeaser:
             return await self._pool.evaluate(connection, "lease", queue, arguments, (void,))
 
         try:
-            reply = await self._pool.repeat(queue_slot(queue), attempt, retry_timeout=0)
+            return await self._pool.repeat(queue_slot(queue), attempt, retry_timeout=0)
         except (ConnectionLost, asyncio.CancelledError) as error:
             if sent:
                 await self._start_undo(error, self._undo(queue, claimant, void, visibility))
             raise
-        return await self._read(queue, reply)
 
-    def _request(self, limit: int, visibility: float) -> tuple[list[Argument], str, str]:
-        """Return the arguments of a call, its claimant, which is unique, and its key of abandoned calls."""
+    def _request(self, limit: int, visibility: float, delay: float = 0.0) -> tuple[list[Argument], str, str]:
+        """Return the arguments of a call, its claimant, which is unique, and its key of abandoned calls.
+
+        Args:
+            limit: Number of messages.
+            visibility: Seconds that the leases last.
+            delay: Seconds after which the server may read the call.
+        """
         self._requests += 1
         claimant = f"{self._claimant}/{self._requests}"
-        return [limit, int(visibility * 1e6), claimant, self._max_body], claimant, f"void:{claimant}"
+        here = self._store.host_clock.reading() if delay <= _LATEST else ""
+        return [limit, int(visibility * 1e6), claimant, self._max_body, here], claimant, f"void:{claimant}"
 
     async def _read(self, queue: str, reply: Reply) -> list[Lease]:
         """Return the leases of an answer. Damaged messages are moved to failed, so that all others still run."""
         answer = cast("list[Any]", reply)
-        # The script ends there if the queue is paused or does not exist.
-        if len(answer) > 6 and answer[6]:
-            self._report_too_large(queue, answer[6])
+        self._report_too_large(queue, answer)
         if not answer[3]:
             due: int = answer[2]
             if due != PAUSED:
@@ -218,8 +235,10 @@ class RedisLeaser:
             raise
         return leases
 
-    def _report_too_large(self, queue: str, names: Sequence[bytes]) -> None:
-        """Report each message once. The script has delayed them, so that all others still run."""
+    def _report_too_large(self, queue: str, answer: Sequence[Any]) -> None:
+        """Report each message once that is too large. The script has delayed it, so that all others still run."""
+        # The script returns fewer fields if the queue is paused or does not exist.
+        names: Sequence[bytes] = answer[6] if len(answer) > 6 else ()
         if len(self._too_large) > _REPORTED:
             self._too_large.clear()
         for name in names:
@@ -285,6 +304,12 @@ class RemoteRedisLeases:
             return None
         message = self._decode(queue, message_id, value)
         return RedisLease(message=message, token=token, expires_at=float(expiry) / 1e6, claim=claim)
+
+
+def _must_repeat(reply: Reply) -> bool:
+    """Return whether a call for a lease has only passed over the rows of removed messages, and must be repeated."""
+    _, _, due, ids, *_ = cast("list[Any]", reply)
+    return not ids and due == 0
 
 
 def group_by(items: Iterable[T], name: Callable[[T], K]) -> dict[K, list[T]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -10,13 +11,14 @@ from qworker.errors import BackendUnavailable, PublishUncertain
 from qworker.message import Draft
 from qworker.names import check_id
 from qworker_redis.batch_sender import BatchSender, RetryToken
-from qworker_redis.codec import PlainDraft, encode
+from qworker_redis.codec import GIVEN_ID, PlainDraft, encode
 from qworker_redis.connection import Argument, Connection
 from qworker_redis.error_replies import ConnectionLost, Reply
 from qworker_redis.register import QueueRegister
 from qworker_redis.replica_wait import BATCH, BATCH_BYTES, run_replicated
 from qworker_redis.store import RedisStore
 from qworker_redis.topology import queue_slot
+from qworker_redis.uncertain import UncertainPublishes
 
 __all__ = ["RedisPublisher", "encode_draft"]
 
@@ -36,6 +38,7 @@ class RedisPublisher:
         self._holder = store.holder
         self._register = register
         self._known = frozenset[str]() if register is None else register.known
+        self._uncertain = UncertainPublishes(store)
         self._senders: dict[str, BatchSender[PlainDraft, str]] = {}
 
     def publish(self, queue: str, items: Sequence[PlainDraft]) -> Awaitable[list[str]]:
@@ -50,14 +53,19 @@ class RedisPublisher:
         return sender
 
     async def _send(self, queue: str, token: RetryToken, batch: Sequence[PlainDraft]) -> list[str]:
+        if self._uncertain.places and (stored := await self._end_earlier(queue, batch)):
+            missing = [item for item in batch if item[0] not in stored]
+            ids = iter(await self._send(queue, token, missing) if missing else [])
+            return [stored[item[0]] if item[0] in stored else next(ids) for item in batch]
         sequence, key = token.next(), token.key
         sent = False
         try:
             if len(batch) == 1 and self._is_plain(queue, batch[0]):
-                message_id, _, rest = batch[0]
+                message_id, special, rest = batch[0]
                 try:
-                    arguments = sequence.encode(), message_id.encode(), rest
-                    if not await self._pool.run_packed("publish_one", queue, key, arguments):
+                    arguments = (sequence.encode(), message_id.encode(), rest)
+                    given = (b"1",) if special else ()
+                    if not await self._pool.run_packed("publish_one", queue, key, arguments + given):
                         return [message_id]
                 except BackendUnavailable as error:
                     sent = isinstance(error, ConnectionLost) and error.sent
@@ -65,17 +73,26 @@ class RedisPublisher:
         except ConnectionLost as error:
             token.keep()
             if error.sent:
-                raise PublishUncertain(
-                    f"the message may or may not be stored: {error}: publish it again with the same id"
-                ) from error
+                self._uncertain.add(queue, key, sequence, [item[0] for item in batch])
+                raise _uncertain(error) from error
             raise
-        except BaseException:
+        except BaseException as error:
             token.keep()
+            if isinstance(error, asyncio.CancelledError):
+                self._uncertain.add(queue, key, sequence, [item[0] for item in batch])
             raise
+
+    async def _end_earlier(self, queue: str, batch: Sequence[PlainDraft]) -> dict[str, str]:
+        try:
+            stored = await self._uncertain.end(queue, [item[0] for item in batch])
+        except ConnectionLost as error:
+            raise _uncertain(error) from error
+        # A message that is stored is only accepted when enough replicas have it, which the next call waits for.
+        return {} if self._options.min_replicas else stored
 
     def _is_plain(self, queue: str, item: PlainDraft) -> bool:
         """Return whether a message only has to be stored, which a small script does."""
-        return not item[1] and queue in self._known and not self._options.min_replicas
+        return (not item[1] or item[1] == GIVEN_ID) and queue in self._known and not self._options.min_replicas
 
     async def _send_batch(
         self, queue: str, sequence: str, key: str, batch: Sequence[PlainDraft], sent: bool
@@ -105,6 +122,13 @@ class RedisPublisher:
         return ids
 
 
+def _uncertain(error: ConnectionLost) -> PublishUncertain:
+    return PublishUncertain(f"the message may or may not be stored: {error}: publish it again with the same id")
+
+
 def encode_draft(new_id: str, draft: Draft) -> PlainDraft:
     """Encode a draft, with a new id if it has none."""
-    return encode(new_id if draft.id is None else check_id(draft.id), draft)
+    if draft.id is None:
+        return encode(new_id, draft)
+    message_id, special, rest = encode(check_id(draft.id), draft)
+    return message_id, special or GIVEN_ID, rest

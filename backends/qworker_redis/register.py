@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from qworker.errors import QueueDamaged
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.keys import REGISTER
 from qworker_redis.topology import queue_slot
@@ -35,7 +36,12 @@ class QueueRegister:
 
     async def create(self, queue: str) -> None:
         """Create a queue, and add it to the register if it is not there."""
-        await self._pool.run_script("create", queue, ("create",))
+        try:
+            await self._pool.run_script("create", queue, ("create",))
+        except QueueDamaged:
+            # `qworker doctor` finds it in the register.
+            await self._add(queue)
+            raise
         # A full store refuses writes, and a worker that only consumes must be able to start there.
         if queue not in await self.names():
             await self._add(queue)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -59,13 +59,18 @@ class ScriptSet:
     Args:
         folder: The folder of this package that contains them in `lua/`. Empty: the package itself.
         key: Returns the key of a queue's part, as the headers name it.
+        types: The type of each part of a queue.
+
+    Attributes:
+        types: The same.
     """
 
-    def __init__(self, folder: str, key: Callable[[str, str], bytes]) -> None:
+    def __init__(self, folder: str, key: Callable[[str, str], bytes], types: Mapping[str, str]) -> None:
         package = files("qworker_redis")
         self._folder = package.joinpath(*([folder] if folder else []), "lua")
         self._shared = package / "lua" / "shared.lua"
         self.key = key
+        self.types = types
         self.get = cache(self._read)
 
     def names(self) -> list[str]:

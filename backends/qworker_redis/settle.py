@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import cast
 
+from qworker.errors import QueueDamaged
 from qworker.message import SettleAction, Settlement
 from qworker_redis.batch_sender import BatchSender, RetryToken
 from qworker_redis.connection import Argument, Connection
@@ -16,6 +17,9 @@ from qworker_redis.store import RedisStore
 from qworker_redis.topology import queue_slot
 
 __all__ = ["RedisSettler"]
+
+# The answer to a settlement is known, but the call that had others too has failed.
+_ACCEPTED, _REFUSED = ("", "", 0), ("", "", 1)
 
 _ACTIONS = {SettleAction.ACK: "a", SettleAction.FAIL_TMP: "t", SettleAction.FAIL_PERM: "p", SettleAction.RELEASE: "r"}
 
@@ -36,12 +40,26 @@ class RedisSettler:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases and return the refused settlements."""
         refused: list[Settlement] = []
+        ended: list[Settlement] = []
+        damage: QueueDamaged | None = None
         for queue, batch in group_by(settlements, lambda settlement: settlement.lease.message.queue).items():
-            clear = [s for s in batch if _lost_answer(s) is None]
-            results = await self._sender(queue).submit(clear) if clear else []
-            refused += [s for s, accepted in zip(clear, results, strict=True) if not accepted]
-            if len(clear) < len(batch):
-                refused += await self._settle_again(queue, [s for s in batch if _lost_answer(s) is not None])
+            try:
+                refused += await self._settle_queue(queue, batch)
+                ended += batch
+            except QueueDamaged as error:
+                # The settlements of other queues must not wait for it.
+                damage = error
+        if damage is None:
+            return refused
+        _keep_answers(ended, refused)
+        raise damage
+
+    async def _settle_queue(self, queue: str, batch: Sequence[Settlement]) -> list[Settlement]:
+        clear = [s for s in batch if _lost_answer(s) is None]
+        results = await self._sender(queue).submit(clear) if clear else []
+        refused = [s for s, accepted in zip(clear, results, strict=True) if not accepted]
+        if len(clear) < len(batch):
+            refused += await self._settle_again(queue, [s for s in batch if _lost_answer(s) is not None])
         return refused
 
     def _sender(self, queue: str) -> BatchSender[Settlement, bool]:
@@ -55,6 +73,9 @@ class RedisSettler:
         """Settle what may have been settled. The server may have kept the answer to the batch of each."""
         refused: list[Settlement] = []
         for (key, sequence), batch in group_by(settlements, lambda s: (_lost_answer(s) or ("", ""))[:2]).items():
+            if not key:
+                refused += [s for s in batch if _lost_answer(s) == _REFUSED]
+                continue
             # Without settlements the script only reads the earlier answer.
             known, *numbers = cast(
                 "list[int]", await self._pool.run_script("settle", queue, (0, sequence, "", 0), (key, key))
@@ -142,6 +163,13 @@ def _settle_arguments(settlement: Settlement) -> list[Argument]:
 
 def _settlement_size(settlement: Settlement) -> int:
     return 1 if settlement.error is None else 1 + len(settlement.error) // BATCH_BYTES
+
+
+def _keep_answers(ended: Sequence[Settlement], refused: Sequence[Settlement]) -> None:
+    """Keep the answers in the leases until the call is repeated."""
+    lost = {id(settlement) for settlement in refused}
+    for settlement in ended:
+        cast("RedisLease", settlement.lease).lost_answer = _REFUSED if id(settlement) in lost else _ACCEPTED
 
 
 def _lost_answer(settlement: Settlement) -> LostAnswer | None:

@@ -14,6 +14,7 @@ import structlog
 
 from qworker.clock import Clock
 from qworker_redis.connections import ConnectionPool
+from qworker_redis.host_clock import HostClock
 from qworker_redis.options import Options
 from qworker_redis.scripts import ScriptSet
 from qworker_redis.topology import make_topology, queue_slot
@@ -33,13 +34,14 @@ class RedisStore:
         clock: Measures how much time has passed. The time of day is the server's.
 
     Attributes:
+        host_clock: That measure, which all processes of this host share.
         holder: The name of this instance. No other instance has it, in any process.
     """
 
     def __init__(self, options: Options, scripts: ScriptSet, clock: Clock) -> None:
         self.options = options
         self.scripts = scripts
-        self.clock = clock
+        self.host_clock = HostClock(clock)
         self.topology = make_topology(options)
         self.pool = ConnectionPool(options, self.topology, scripts)
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40]

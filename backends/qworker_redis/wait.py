@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from qworker.errors import BackendError, BackendUnavailable
+from qworker.errors import BackendError, BackendUnavailable, QueueDamaged
 from qworker_redis.connection import Argument, Connection, pack
 from qworker_redis.error_replies import NoScript, Redirected, Reply
 from qworker_redis.keys import queue_key
 from qworker_redis.store import RedisStore
 from qworker_redis.topology import queue_slot
+from qworker_redis.wrong_type import damage_of
 
 __all__ = ["PAUSED", "REDIRECTION_PAUSE", "SHORTEST_BLOCK", "ReadTimeout", "WakeListWaiter"]
 
@@ -54,7 +55,7 @@ class WakeListWaiter:
         deadline = loop.time() + timeout
         try:
             while True:
-                next_due = await self._next_due(queues)
+                next_due, queues = await self._next_due(queues)
                 left = min(deadline - loop.time(), next_due)
                 seconds = min(left, _LONGEST_BLOCK)
                 if left <= 0 or await self._wait_for_any(queues, seconds) or next_due <= seconds:
@@ -68,15 +69,28 @@ class WakeListWaiter:
         """Pass on a wake-up that a cancelled wait may have taken."""
         try:
             await self._pool.run_script("peek", queue, (1,), retry_timeout=0)
-        except BackendUnavailable:
+        except (BackendUnavailable, QueueDamaged):
             # Every reap does this too.
             return
 
-    async def _next_due(self, queues: Sequence[str]) -> float:
-        """Return the seconds until a queue has a message, as far as is known."""
-        replies = await asyncio.gather(*[self._pool.run_script("peek", queue, (0,)) for queue in queues])
-        known = [reply / 1e6 for reply in cast("list[int]", replies) if reply >= 0]
-        return min(known, default=math.inf)
+    async def _next_due(self, queues: Sequence[str]) -> tuple[float, Sequence[str]]:
+        """Return the seconds until a queue has a message, as far as is known, and the queues that can be used."""
+        found = await self._peek(queues)
+        return min([due / 1e6 for due in found.values() if due >= 0], default=math.inf), tuple(found)
+
+    async def _peek(self, queues: Sequence[str]) -> dict[str, int]:
+        """Return the answer of the script `peek` for each queue. Damaged queues are left out.
+
+        Raises:
+            QueueDamaged: No queue can be used.
+        """
+        calls = [self._pool.run_script("peek", queue, (0,)) for queue in queues]
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [reply for reply in replies if isinstance(reply, BaseException)]
+        for error in errors:
+            if len(errors) == len(queues) or not isinstance(error, QueueDamaged):
+                raise error
+        return {queue: cast("int", r) for queue, r in zip(queues, replies, strict=True) if not isinstance(r, Exception)}
 
     async def _wait_for_any(self, queues: Sequence[str], seconds: float) -> bool:
         """Wait for a wake-up of any of the queues. Return whether there was one."""
@@ -131,7 +145,14 @@ class WakeListWaiter:
                 wanted.append(self._pack_lease(connection, queues[0], lease))
             return wanted
 
-        woken, *leased = await self._send_and_wait(slot, commands, seconds)
+        try:
+            woken, *leased = await self._send_and_wait(slot, commands, seconds)
+        except QueueDamaged:
+            # One of the lists, or a key of the lease.
+            for queue in queues:
+                if wrong := await self._pool.find_wrong_keys(queue):
+                    raise damage_of(queue, wrong) from None
+            raise
         return woken, leased[0] if leased else None
 
     async def _send_and_wait(

@@ -29,7 +29,7 @@ from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.backend.offers import file_system_of
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import UsageError
+from qworker.errors import QueueDamaged, UsageError
 from qworker.kit.task_groups import background_tasks
 from qworker.logs import WorkerLog
 from qworker.worker import telemetry
@@ -153,8 +153,7 @@ class Worker:
             Exception: The error that ended a loop. Unfinished messages were released if the store allowed it.
         """
         backend = await self._tasks.backend()
-        for queue in self.queues:
-            await backend.create(queue)
+        await self._create_queues(backend)
         switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
         try:
@@ -162,6 +161,17 @@ class Worker:
                 return await self._work(backend, lifespan_value)
         finally:
             sys.setswitchinterval(switch_interval)
+
+    async def _create_queues(self, backend: Backend) -> None:
+        """Create the queues. The loops report a damaged one, and its messages run when it is repaired."""
+        damaged: list[QueueDamaged] = []
+        for queue in self.queues:
+            try:
+                await backend.create(queue)
+            except QueueDamaged as error:
+                damaged.append(error)
+        if len(damaged) == len(self.queues):
+            raise damaged[0]
 
     def _lifespan(self) -> AbstractAsyncContextManager[Any]:
         return nullcontext() if self._tasks.lifespan is None else self._tasks.lifespan(self._tasks)

@@ -117,8 +117,10 @@ async def test_killed_workers_and_publishers_lose_nothing(tmp_path: Path) -> Non
             kills += 2
             await check_invariant(backend, tmp_path)
         await backend.aclose()
-        # Who held leases is dead, and no time passes for others.
+        # Who held leases is dead, and no time passes for others. No worker has seen the clock move.
         server.advance(60)
+        with server.client() as client:
+            client.hdel(f"{{qworker:{QUEUE}}}:meta", "seen")
         backend = open_backend(server.url)
         with running("work", server.url, tmp_path) as worker:
             await drained(worker, backend)

@@ -38,6 +38,8 @@ class LossyProxy:
     Attributes:
         fate: called for all bytes in both directions.
         fates: how often each fate has been met.
+        hold: called for each request: True holds it back until `deliver`, and the connection gets no answer any more.
+        held: the requests that are held back.
     """
 
     def __init__(self, path: str, lose: Callable[[bytes], bool] = lambda _: False) -> None:
@@ -47,6 +49,8 @@ class LossyProxy:
         self.port = 0
         self.resets = 0
         self.silent = False
+        self.hold: Callable[[bytes], bool] = lambda _: False
+        self.held: list[bytes] = []
         self._path = path
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -73,6 +77,15 @@ class LossyProxy:
         for writer in tuple(self._pairs):
             writer.transport.abort()
         self._pairs.clear()
+
+    async def deliver(self) -> None:
+        """Deliver the requests that were held back, as the network does when their connection is long gone."""
+        requests, self.held = self.held, []
+        for request in requests:
+            reader, writer = await asyncio.open_unix_connection(self._path)
+            writer.write(request)
+            assert await reader.read(65536), "it is answered"
+            writer.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
@@ -111,6 +124,10 @@ class LossyProxy:
                     continue
                 if fate is Fate.RESET:
                     return
+                if not answers and self.hold(data):
+                    self.held.append(data)
+                    hole.set()
+                    continue
                 if fate is Fate.CUT:
                     data = data[: len(data) // 2]
                 if answers and self.lose(data):

@@ -55,11 +55,12 @@ end
 local function take_due(msg, sorted, delayed, now, limit)
   local due = call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, limit)
   if #due > 0 then
-    spread('ZREM', delayed, due)
     local values = read(msg, due)
     for i, id in ipairs(due) do
       if values[i] then make_ready(sorted, id, values[i]) end
     end
+    -- Last: if `sorted` has another type, the messages stay delayed.
+    spread('ZREM', delayed, due)
   end
   return #due
 end
@@ -69,11 +70,11 @@ local function wake_one(wake)
   if call('LLEN', wake) == 0 then call('RPUSH', wake, '1') end
 end
 
--- Delay a message. Clients that wait for the earliest one are woken if it is earlier.
-local function make_delayed(delayed, wake, id, due)
+-- Delay a message. Return whether it is the earliest one: then clients that wait for it must be woken.
+local function make_delayed(delayed, id, due)
   local first = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
   call('ZADD', delayed, text(due), id)
-  if not first[1] or due < tonumber(first[2]) then wake_one(wake) end
+  return not first[1] or due < tonumber(first[2])
 end
 
 -- Create a queue. Redis keeps small sets and hashes in a compact form that it searches from the beginning, at about 3
@@ -91,20 +92,32 @@ local function too_new(version)
   return redis.error_reply('QWTOONEW the queue has format ' .. version)
 end
 
--- Return the rows of `ready` that are messages, as {row number, id, value}, and the numbers of the rows of removed
--- messages.
+-- The rows of removed messages that one call passes over at most, which takes about 1 ms.
+local MOST_STALE = 1000
+
+-- Return the rows of `ready` from its front, until there are `limit` messages among them: the messages as {row number,
+-- id, value}, the numbers of the rows of removed messages, and the ids of all rows.
 local function list_rows(msg, ready, gone, removed, limit)
-  local rows, stale = {}, {}
-  local heads = call('LRANGE', ready, 0, limit + math.min(removed, 1000) - 1)
-  local values = read(msg, heads)
-  local left = {}
-  for number, id in ipairs(heads) do
-    if removed > 0 and not left[id] then left[id] = tonumber(call('HGET', gone, id) or 0) end
-    if removed > 0 and left[id] > 0 then
-      left[id] = left[id] - 1
-      insert(stale, number)
-    elseif values[number] then
-      insert(rows, {number, id, values[number]})
+  local rows, stale, heads, left = {}, {}, {}, {}
+  local most = limit + math.min(math.max(removed, 0), MOST_STALE)
+  while #rows < limit and #heads < most do
+    local first, numbers, ids = #heads, {}, {}
+    local some = call('LRANGE', ready, first, math.min(2 * first + limit, most) - 1)
+    if #some == 0 then break end
+    local counts = removed > 0 and read(gone, some) or {}
+    for i, id in ipairs(some) do
+      heads[first + i] = id
+      if not left[id] then left[id] = tonumber(counts[i] or 0) end
+      if left[id] > 0 then
+        left[id] = left[id] - 1
+        insert(stale, first + i)
+      else
+        insert(numbers, first + i)
+        insert(ids, id)
+      end
+    end
+    for i, value in ipairs(read(msg, ids)) do
+      if value then insert(rows, {numbers[i], ids[i], value}) end
     end
   end
   return rows, stale, heads
@@ -141,12 +154,48 @@ local function first_ready(msg, ready, sorted, gone, removed, limit)
   return out
 end
 
--- Stop counting removed messages whose rows are off the list.
-local function forget_gone(meta, gone, ids)
-  for _, id in ipairs(ids) do
-    if call('HINCRBY', gone, id, -1) <= 0 then call('HDEL', gone, id) end
+-- Take the first rows off the list. The removed messages among them, in the rows `stale`, are not counted any more.
+local function take_rows(meta, ready, gone, heads, stale, last)
+  if last == 0 then return end
+  call('LTRIM', ready, last, -1)
+  local passed, ids, over, number = {}, {}, {}, 0
+  for _, row in ipairs(stale) do
+    if row > last then break end
+    local id = heads[row]
+    if not passed[id] then insert(ids, id) end
+    passed[id] = (passed[id] or 0) + 1
+    number = number + 1
   end
-  if #ids > 0 then call('HINCRBY', meta, 'gone', -#ids) end
+  if number == 0 then return end
+  for i, count in ipairs(read(gone, ids)) do
+    local left = tonumber(count or 0) - passed[ids[i]]
+    if left > 0 then call('HSET', gone, ids[i], left) else insert(over, ids[i]) end
+  end
+  spread('HDEL', gone, over)
+  call('HINCRBY', meta, 'gone', -number)
+end
+
+-- Take rows of removed messages off the list: those at its front; and if they are most of the list, all of them. Then
+-- the messages between them go to `sorted`, which has the same order. One call takes about 1 ms. Return whether there is
+-- more to do.
+local function tidy_ready(meta, msg, ready, sorted, gone, removed)
+  if removed <= 0 then return false end
+  local size = call('LLEN', ready)
+  if size == 0 then
+    call('UNLINK', gone)
+    call('HDEL', meta, 'gone')
+    return false
+  end
+  local all = removed * 4 > size * 3
+  local rows, stale, heads = list_rows(msg, ready, gone, removed, all and 250 or 1)
+  local last = #heads
+  if all then
+    for _, row in ipairs(rows) do make_ready(sorted, row[2], row[3]) end
+  elseif rows[1] then
+    last = rows[1][1] - 1
+  end
+  take_rows(meta, ready, gone, heads, stale, last)
+  return last > 0
 end
 
 -- Return the number of ready messages.

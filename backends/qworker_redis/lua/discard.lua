@@ -6,6 +6,7 @@ local meta, msg, keys, errors, fail, done = unpack(KEYS)
 local version = call('HGET', meta, 'version')
 if not version then return -1 end
 if version ~= '1' then return too_new(version) end
+check_types({fail, done}, {msg, keys, errors}, {})
 local sets = {fail = fail, done = done}
 
 local count = 0

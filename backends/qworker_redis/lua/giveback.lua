@@ -4,6 +4,7 @@
 -- ARGV: claimant, ms for which the call might still arrive
 -- RETURNS: messages released
 local meta, msg, sorted, leased, claims, wake, void = unpack(KEYS)
+check_types({sorted}, {msg}, {wake})
 local ids = end_call(leased, claims, void)
 for _, id in ipairs(ids) do
   local value = call('HGET', msg, id)

@@ -4,6 +4,8 @@
 -- RETURNS: us until there is something to lease: 0 now, -1 not known
 local meta, ready, sorted, delayed, wake = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'down')
+-- A client must not block on it together with the lists of other queues if it has another type.
+check_types({}, {}, {wake})
 if not state[1] or state[2] then return -1 end
 if count_ready(meta, ready, sorted) > 0 then
   if ARGV[1] == '1' then wake_one(wake) end

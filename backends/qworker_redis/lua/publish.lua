@@ -1,30 +1,46 @@
 -- Store messages: ready, or delayed until they are due. It is the only script that a full store refuses.
--- KEYS: meta msg ready sorted delayed leased claims keys wake mark
--- ARGV: sequence, 1 if an earlier attempt may have been made, then for each message: id, special, rest
---   special: '' for a message with nothing unusual, or tries (2 bytes), delay us (8), due us (8; 0: none),
---     priority (1), big-endian, and the key
+-- KEYS: meta msg ready sorted delayed leased claims keys wake holds mark
+-- ARGV: sequence, 1 if an earlier attempt may have been made (not used), then for each message: id, special, rest
+--   special: '' for a message with nothing unusual; i if the client was given its id; or tries (2 bytes), delay us (8),
+--     due us (8; 0: none), priority (1; 128 more if this is next: us for which the id stays taken (8)), big-endian, and
+--     the key
 --   rest: the value without its tries and order
 -- RETURNS: [1 if the queue is new, then pairs of a message's number and the id that is stored instead of it]
-local meta, msg, ready, sorted, delayed, leased, claims, keys, wake, mark = unpack(KEYS)
+local meta, msg, ready, sorted, delayed, leased, claims, keys, wake, holds, mark = unpack(KEYS)
 local sequence = ARGV[1]
-if ARGV[2] == '1' then
-  local earlier = answered(mark, sequence)
-  if earlier then return earlier end
-end
+-- Also for a first attempt: the network may deliver it late, when its repetition was stored, leased and acked.
+local earlier = answered(mark, sequence)
+if earlier then return earlier end
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
 
 local now = clock()
-local ids = {}
-for i = 1, (#ARGV - 2) / 3 do ids[i] = ARGV[3 * i] end
+local ids, held, is_given = {}, {}, false
+for i = 1, (#ARGV - 2) / 3 do
+  ids[i] = ARGV[3 * i]
+  is_given = is_given or ARGV[3 * i + 1] ~= ''
+end
+if is_given and call('EXISTS', holds) == 1 then
+  for i, id in ipairs(ids) do
+    local ends = call('ZSCORE', holds, id)
+    held[i] = ends and tonumber(ends) > now
+  end
+end
 local stored = call('HMGET', msg, unpack(ids))
 local answer = {version and 0 or 1}
-local sets, rows, awake = {}, {}, false
+local sets, rows, awake, checked = {}, {}, false, false
 
 local function put_special(i, id)
+  if not checked then check_types({sorted, delayed, holds}, {keys}, {ready, wake}) end
+  checked = true
   local special = ARGV[3 * i + 1]
-  local tries, delay, due, priority = struct.unpack('>I2I8I8B', special)
-  local key = string.sub(special, 20)
+  local tries, delay, due, priority, at = struct.unpack('>I2I8I8B', special)
+  local hold = 0
+  if priority > 127 then
+    priority = priority - 128
+    hold, at = struct.unpack('>I8', special, at)
+  end
+  local key = string.sub(special, at)
   if key ~= '' then
     local pending = call('HGET', keys, key)
     if pending then
@@ -34,12 +50,13 @@ local function put_special(i, id)
     end
     call('HSET', keys, key, id)
   end
+  if hold > 0 then call('ZADD', holds, text(now + hold), id) end
   local value = struct.pack('>I2I8', tries, now + i) .. ARGV[3 * i + 2]
   insert(sets, id)
   insert(sets, value)
   if due == 0 then due = now + delay end
   if due > now then
-    make_delayed(delayed, wake, id, due)
+    awake = make_delayed(delayed, id, due) or awake
   elseif priority > 0 then
     make_ready(sorted, id, value)
     awake = true
@@ -50,8 +67,9 @@ end
 
 for i = 1, #ids do
   local id = ids[i]
-  if not stored[i] then
-    if ARGV[3 * i + 1] == '' then
+  if not stored[i] and not held[i] then
+    local special = ARGV[3 * i + 1]
+    if special == '' or special == 'i' then
       local last = #sets
       sets[last + 1], sets[last + 2] = id, struct.pack('>I2I8', 0, now + i) .. ARGV[3 * i + 2]
       rows[#rows + 1] = id
@@ -61,7 +79,8 @@ for i = 1, #ids do
   end
 end
 if not version then make_queue(meta, leased, claims) end
-spread('HSET', msg, sets)
+-- The list may have another type. A message that is stored in no state would never run.
 spread('RPUSH', ready, rows)
+spread('HSET', msg, sets)
 if awake or #rows > 0 then wake_one(wake) end
 return remember(mark, sequence, answer)

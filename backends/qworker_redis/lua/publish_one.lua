@@ -1,13 +1,29 @@
 -- Store one message with nothing unusual in an existing queue, as most calls do. This is a separate script, because a
 -- server spends more on the keys, the arguments and the functions of `publish` than on the message.
--- KEYS: meta msg ready wake mark
--- ARGV: sequence, id, rest: as in `publish`
+-- KEYS: meta msg ready wake holds mark
+-- ARGV: sequence, id, rest: as in `publish`; and 1 if the client was given the id, so that it may be held
 -- RETURNS: 0; 1 if nothing was done, and `publish` must do it. `publish` also makes repeated attempts.
 if call('HGET', KEYS[1], 'version') ~= '1' then return 1 end
+if ARGV[4] and call('EXISTS', KEYS[5]) == 1 then return 1 end
 local id, now = ARGV[2], call('TIME')
-if call('HSETNX', KEYS[2], id, struct.pack('>I2I8', 0, now[1] * 1000000 + now[2] + 1) .. ARGV[3]) == 1 then
-  call('RPUSH', KEYS[3], id)
+local is_new = call('HSETNX', KEYS[2], id, struct.pack('>I2I8', 0, now[1] * 1000000 + now[2] + 1) .. ARGV[3]) == 1
+if is_new then
+  local pushed = redis.pcall('RPUSH', KEYS[3], id)
+  if type(pushed) == 'table' then
+    -- `ready` has another type. A message that is stored in no state would never run.
+    call('HDEL', KEYS[2], id)
+    return pushed
+  end
   if call('LLEN', KEYS[4]) == 0 then call('RPUSH', KEYS[4], '1') end
 end
-call('SET', KEYS[5], ARGV[1], 'PX', '3600000')
+local kept = call('SET', KEYS[6], ARGV[1], 'PX', '3600000', 'GET')
+if not kept then return 0 end
+if (tonumber(kept) or tonumber(cmsgpack.unpack(kept)[1])) >= tonumber(ARGV[1]) then
+  -- The network has delivered this attempt late: its repetition was stored, and perhaps leased and acked.
+  call('SET', KEYS[6], kept, 'PX', '3600000')
+  if is_new then
+    call('LTRIM', KEYS[3], 0, -2)
+    call('HDEL', KEYS[2], id)
+  end
+end
 return 0

@@ -9,6 +9,7 @@ if version and version ~= '1' then return too_new(version) end
 local rows = call('LRANGE', staged, 0, tonumber(ARGV[1]) - 1)
 local left = call('LLEN', staged)
 if left == 0 then return {0, 0} end
+check_types({sorted, delayed}, {msg, keys}, {ready, wake})
 local first, head = tonumber(ARGV[2]) - left, ARGV[3]
 local now = clock()
 
@@ -30,7 +31,7 @@ local function put_special(i, id, length)
   insert(sets, value)
   if due == 0 then due = now + delay end
   if due > now then
-    make_delayed(delayed, wake, id, due)
+    awake = make_delayed(delayed, id, due) or awake
   elseif priority > 0 then
     make_ready(sorted, id, value)
     awake = true

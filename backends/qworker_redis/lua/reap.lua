@@ -1,13 +1,15 @@
--- Make expired messages (tries + 1) and due messages ready, and remove finished ones whose retention has ended.
--- KEYS: meta msg ready sorted delayed leased claims errors fail done wake
+-- Make expired messages (tries + 1) and due messages ready, and remove what has ended: finished messages whose retention
+-- has, and holds.
+-- KEYS: meta msg ready sorted delayed leased claims errors fail done wake gone holds
 -- ARGV: most messages of each kind, us to keep failed messages ('' forever), us to keep done ones ('' forever), the
 --   time that this client's last call answered ('' none), us that have passed since on a clock that is never set, most
---   failed messages to keep ('' any number), most done ones ('' any number)
+--   failed messages to keep ('' any number), most done ones ('' any number), the client's host and its time
 -- RETURNS: [messages made ready, 1 if there is more to do, now us]
-local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake = unpack(KEYS)
-local state = call('HMGET', meta, 'version', 'down', 'seen')
-if not state[1] then return {0, 0, 0} end
-if state[1] ~= '1' then return too_new(state[1]) end
+local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake, gone, holds = unpack(KEYS)
+local state = call('HMGET', meta, 'version', 'down', 'seen', 'gone')
+if not state[1] and call('EXISTS', msg) == 0 then return {0, 0, 0} end
+if state[1] and state[1] ~= '1' then return too_new(state[1]) end
+check_types({sorted, delayed, leased, fail, done, holds}, {msg, claims, errors, gone}, {ready, wake})
 local now, limit = clock(), tonumber(ARGV[1])
 
 local function expire()
@@ -35,13 +37,18 @@ local function forget(set, age, most)
 end
 
 call('ZREM', leased, '')
+-- A key that had another type, or was lost, is gone.
+if not state[1] or not call('ZSCORE', leased, ANCHOR) then make_queue(meta, leased, claims) end
 -- There are more members than the anchor.
-if call('ZCARD', leased) > 1 then keep_leases(meta, leased, state[3], now) end
+if call('ZCARD', leased) > 1 then keep_leases(meta, leased, state[3], now, ARGV[8], ARGV[4], ARGV[5]) end
 local expired = expire()
 local due = take_due(msg, sorted, delayed, now, limit)
+local over = call('ZRANGEBYSCORE', holds, '-inf', text(now), 'LIMIT', 0, limit)
+spread('ZREM', holds, over)
 local failed = forget(fail, ARGV[2], ARGV[6])
 local finished = forget(done, ARGV[3], ARGV[7])
 -- This also replaces a wake-up that was lost with the client that took it.
 if not state[2] and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
-local more = math.max(expired, due, failed, finished) == limit
+local more = math.max(expired, due, failed, finished, #over) == limit
+more = tidy_ready(meta, msg, ready, sorted, gone, tonumber(state[4] or 0)) or more
 return {expired + due, more and 1 or 0, now}

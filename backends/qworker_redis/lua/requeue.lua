@@ -7,6 +7,7 @@ local meta, msg, sorted, errors, fail, keys, wake = unpack(KEYS)
 local version = call('HGET', meta, 'version')
 if not version then return -1 end
 if version ~= '1' then return too_new(version) end
+check_types({sorted}, {msg, errors, keys}, {wake})
 local count = 0
 for _, id in ipairs(selected(fail)) do
   if call('ZREM', fail, id) == 1 then

@@ -8,7 +8,7 @@
 local meta, msg, sorted, delayed, leased, claims, keys, errors, fail, done, wake, mark, earlier = unpack(KEYS)
 local early = early_answer(earlier)
 if early then return early end
-local now, keep = clock(), ARGV[3]
+local now, keep, awake = clock(), ARGV[3], false
 
 local function drop(ids)
   spread('HDEL', msg, ids)
@@ -17,10 +17,10 @@ end
 
 local function wait_or_run(id, value, delay)
   if delay > 0 then
-    make_delayed(delayed, wake, id, now + delay)
+    awake = make_delayed(delayed, id, now + delay) or awake
   else
     make_ready(sorted, id, value)
-    wake_one(wake)
+    awake = true
   end
 end
 
@@ -38,17 +38,18 @@ local function finish(how, id, _, delay, reason, key)
   local value = call('HGET', msg, id)
   if not value then return end
   if how == 'p' then
-    call('ZADD', fail, text(now), id)
     keep_error(errors, id, reason)
+    call('ZADD', fail, text(now), id)
     free_key(keys, key, id)
   elseif how == 't' then
-    value = one_more_try(value)
-    call('HSET', msg, id, value)
     keep_error(errors, id, reason)
     wait_or_run(id, value, delay)
+    call('HSET', msg, id, one_more_try(value))
   else
     wait_or_run(id, value, delay)
   end
 end
 
-return remember(mark, ARGV[1], end_leases(leased, claims, drop, finish))
+local answer = remember(mark, ARGV[1], end_leases(leased, claims, drop, finish))
+if awake then wake_one(wake) end
+return answer

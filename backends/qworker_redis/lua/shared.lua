@@ -24,6 +24,23 @@ local function spread(command, key, arguments)
   end
 end
 
+-- Fail before anything is written if a key has another type: a script that fails later would leave a step half done.
+local function check_types(zsets, hashes, lists)
+  for _, key in ipairs(zsets) do call('ZCARD', key) end
+  for _, key in ipairs(hashes) do call('HGET', key, '') end
+  for _, key in ipairs(lists) do call('LLEN', key) end
+end
+
+-- Make the writes of a step that nothing has checked, because it is frequent. If one fails, undo the step and return
+-- the error.
+local function write_or_undo(write, undo)
+  local done, problem = pcall(write)
+  if done then return end
+  undo()
+  problem = type(problem) == 'table' and problem.err or problem
+  return redis.error_reply(string.match(problem, 'WRONGTYPE.*') or problem)
+end
+
 -- Return microseconds until the next message is due, or -1 if no message is delayed.
 local function until_due(delayed, now)
   local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
@@ -48,33 +65,79 @@ local function selected(failed)
 end
 
 -- Return the answer of an earlier attempt of the same call, kept under `mark` for clients that lost the reply. A
--- sequence number alone is that of `publish_one`.
+-- sequence number alone stands for the answer {0}.
 local function answered(mark, sequence)
   local kept, answer = call('GET', mark)
-  if kept == sequence then
-    answer = {0}
-  elseif kept and string.byte(kept) > 127 then
-    kept = cmsgpack.unpack(kept)
-    if kept[1] == sequence then answer = kept[2] end
+  if kept and string.byte(kept) > 127 then
+    kept, answer = unpack(cmsgpack.unpack(kept))
   end
-  if answer then call('PEXPIRE', mark, 3600000) end
+  if not kept or tonumber(kept) < tonumber(sequence) then return nil end
+  -- The network has delivered this attempt late: the client has sent later batches since, so it has an answer.
+  if not answer or kept ~= sequence then answer = {0} end
+  call('PEXPIRE', mark, 3600000)
   return answer
 end
 
 local function remember(mark, sequence, answer)
-  call('SET', mark, cmsgpack.pack({sequence, answer}), 'PX', 3600000)
+  local kept = sequence
+  if #answer > 1 or answer[1] ~= 0 then kept = cmsgpack.pack({sequence, answer}) end
+  call('SET', mark, kept, 'PX', 3600000)
   return answer
 end
 
+-- If this server's clock was set since a script has last checked it, let leases keep the time that they had left. `meta`
+-- has the time of that check (seen), and which client made it (reaper: id of the start of its host, us since then,
+-- seen). A client on the same host knows how much time has passed, and each client knows since its own last reap. Without
+-- such a measure, no time has passed: a lease may last longer by that time, but is not taken early.
+local function keep_leases(meta, leased, seen, now, here, before, elapsed)
+  local TOLERANCE = 10000000
+  local boot, at = string.match(here, '^(%S+) (%d+)$')
+  local last_boot, last_at, last_seen = string.match(call('HGET', meta, 'reaper') or '', '^(%S+) (%d+) (%d+)$')
+  local is_same = boot and boot == last_boot and last_seen == seen
+  -- A call that the network has delivered late.
+  if is_same and tonumber(at) < tonumber(last_at) then return end
+  call('ZREM', leased, '')
+  call('HSET', meta, 'seen', text(now), 'reaper', here .. ' ' .. text(now))
+  if not seen then return end
+  local gap, passed, own = now - tonumber(seen), 0, tonumber(before)
+  if gap >= 0 and own and own >= tonumber(seen) and own <= now then
+    gap, passed = now - own, tonumber(elapsed)
+  elseif gap >= 0 and is_same then
+    passed = tonumber(at) - tonumber(last_at)
+  elseif gap >= 0 and own and gap <= tonumber(elapsed) + TOLERANCE then
+    passed = gap
+  end
+  local step = gap - passed
+  if step >= -TOLERANCE and step <= TOLERANCE or gap >= 0 and step < 0 then return end
+  local rows, moved = call('ZRANGE', leased, 0, -1, 'WITHSCORES'), {}
+  for i = 1, #rows, 2 do
+    -- An anchor never expires.
+    if rows[i + 1] ~= 'inf' then
+      insert(moved, text(tonumber(rows[i + 1]) + step))
+      insert(moved, rows[i])
+    end
+  end
+  spread('ZADD', leased, moved)
+end
+
+-- Check the clock before expiries are written. Each reap of a queue with leases does that too.
+local function check_clock(meta, leased, seen, now, here)
+  if not seen or math.abs(now - tonumber(seen)) > 1000000 then keep_leases(meta, leased, seen, now, here, '', '') end
+end
+
 -- Extend the leases in the arguments of `extend` whose claim holds, if the messages are still leased.
-local function extend_leases(leased, claims, is_there)
-  local expiry = clock() + tonumber(ARGV[1])
+local function extend_leases(meta, leased, claims, is_there)
+  local now = clock()
+  local seen = redis.pcall('HGET', meta, 'seen')
+  -- Leases can be extended if `meta` has another type. A deleted queue gets no key.
+  if seen and type(seen) ~= 'table' then check_clock(meta, leased, seen, now, ARGV[2]) end
+  local expiry = now + tonumber(ARGV[1])
   local ids, scores = {}, {}
-  for i = 2, #ARGV, 2 do insert(ids, ARGV[i]) end
+  for i = 3, #ARGV, 2 do insert(ids, ARGV[i]) end
   local held = call('HMGET', claims, unpack(ids))
   local answer, expires = {expiry}, text(expiry)
   for i, id in ipairs(ids) do
-    if held[i] == ARGV[2 * i + 1] and is_there(id) then
+    if held[i] == ARGV[2 * i + 2] and is_there(id) then
       insert(scores, expires)
       insert(scores, id)
     else
@@ -122,9 +185,10 @@ local function end_leases(leased, claims, ack_plain, finish)
     number = number + 1
     local id, claim = ARGV[i + 1], ARGV[i + 2]
     if call('HGET', claims, id) == claim then
+      -- The lease ends last: if a key has another type, the message stays leased.
+      finish(ARGV[i], id, claim, tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5])
       call('ZREM', leased, id)
       call('HDEL', claims, id)
-      finish(ARGV[i], id, claim, tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5])
     else
       insert(answer, number)
     end
@@ -152,25 +216,6 @@ local function end_call(leased, claims, void)
   spread('ZREM', leased, ids)
   spread('HDEL', claims, ids)
   return ids, found
-end
-
--- In `reap`: if this server's clock was set, leases keep their remaining time. The clock was set if it has advanced
--- more than time has, for this client and since the last time that any client reaped.
-local function keep_leases(meta, leased, seen, now)
-  local TOLERANCE = 10000000
-  call('HSET', meta, 'seen', text(now))
-  if ARGV[4] == '' or not seen then return end
-  local step = now - tonumber(ARGV[4]) - tonumber(ARGV[5])
-  if math.abs(step) <= TOLERANCE or math.abs(now - tonumber(seen)) <= TOLERANCE then return end
-  local rows, moved = call('ZRANGE', leased, 0, -1, 'WITHSCORES'), {}
-  for i = 1, #rows, 2 do
-    -- An anchor never expires.
-    if rows[i + 1] ~= 'inf' then
-      insert(moved, text(tonumber(rows[i + 1]) + step))
-      insert(moved, rows[i])
-    end
-  end
-  spread('ZADD', leased, moved)
 end
 
 -- In `reap`: remove from a set the finished messages whose retention has ended, or that are too many. Return their ids.

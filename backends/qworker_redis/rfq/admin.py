@@ -44,7 +44,7 @@ async def _scan(pool: ConnectionPool, part: str) -> set[str]:
 async def delete_topic(pool: ConnectionPool, topic: str, with_history: bool) -> None:
     """Delete a topic with all of its messages, including those that other consumers hold."""
     for state in (State.READY, State.LEASED, State.DELAYED, State.FAILED):
-        while cast("int", await pool.run_script("remove", topic, (state.value, BATCH))) > 0:
+        while await pool.run_script("remove", topic, (state.value, BATCH)) not in {0, -1}:
             pass
     keys = [rfq_key(topic, part) for part in ("backlog", "nextlog", *PARTS)]
     if with_history:

@@ -38,6 +38,9 @@ from qworker_redis.store import RedisStore
 
 __all__ = ["RfqBackend"]
 
+# The keys that show that there is a topic.
+_TOPIC_KEYS = ("backlog", "nextlog", "meta")
+
 
 class RfqBackend(Backend):
     """Topics of the rfq protocol, shared with any other implementation of it.
@@ -152,7 +155,7 @@ class RfqBackend(Backend):
 
     async def queues(self) -> list[str]:
         """Return the names of all topics: those with a list of rfq, and those that qworker created."""
-        return await list_topics(self._pool, ("backlog", "nextlog", "meta"))
+        return await list_topics(self._pool, _TOPIC_KEYS)
 
     async def create(self, queue: str) -> None:
         """Create a topic."""
@@ -204,4 +207,4 @@ class RfqBackend(Backend):
         """Check the server."""
         from qworker_redis.doctor import check_server
 
-        return await check_server(url, RFQ)
+        return await check_server(url, RFQ, lambda pool: list_topics(pool, _TOPIC_KEYS))

@@ -11,7 +11,18 @@ __all__ = ["PARTS", "RFQ", "decode_id", "parse_topic", "rfq_key"]
 _OWN = frozenset({"backlog", "nextlog", "message"})
 # The keys that qworker adds to a topic. They are deleted with the topic. None of them may end like the lists of rfq, or
 # rfq would list one more topic.
-PARTS = ("meta", "leased", "claims", "delayed", "failed", "tries", "errors", "enqueued", "origins")
+PARTS = {
+    "meta": "hash",
+    "leased": "zset",
+    "claims": "hash",
+    "delayed": "zset",
+    "failed": "zset",
+    "tries": "hash",
+    "errors": "hash",
+    "enqueued": "hash",
+    "origins": "hash",
+}
+_LISTS = {"backlog": "list", "nextlog": "list"}
 
 
 def rfq_key(topic: str, part: str) -> bytes:
@@ -35,4 +46,4 @@ def decode_id(name: bytes) -> str:
     return name.decode(errors="surrogateescape")
 
 
-RFQ = ScriptSet("rfq", rfq_key)
+RFQ = ScriptSet("rfq", rfq_key, _LISTS | PARTS)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import cast
 
 from qworker_redis.connection import Argument, pack
 from qworker_redis.connections import ignore_result
@@ -40,14 +39,12 @@ class BacklogWaiter(WakeListWaiter):
         self._paused: frozenset[str] = frozenset()
         self._watches: dict[str, asyncio.Task[bool]] = {}
 
-    async def _next_due(self, queues: Sequence[str]) -> float:
-        """Return the seconds until a topic has a message, or until a paused one is checked again."""
-        replies = cast(
-            "list[int]", await asyncio.gather(*[self._pool.run_script("peek", queue, (0,)) for queue in queues])
-        )
-        self._paused = frozenset(q for q, reply in zip(queues, replies, strict=True) if reply == PAUSED)
-        known = [reply / 1e6 for reply in replies if reply >= 0]
-        return min(known, default=_PAUSED_POLL if self._paused else math.inf)
+    async def _next_due(self, queues: Sequence[str]) -> tuple[float, Sequence[str]]:
+        """Return the seconds until a topic has a message or a paused one is checked again, and the usable topics."""
+        found = await self._peek(queues)
+        self._paused = frozenset(queue for queue, due in found.items() if due == PAUSED)
+        known = [due / 1e6 for due in found.values() if due >= 0]
+        return min(known, default=_PAUSED_POLL if self._paused else math.inf), tuple(found)
 
     async def _wait_for_any(self, queues: Sequence[str], seconds: float) -> bool:
         """Wait until one of the topics has a message. Return whether one has."""

@@ -43,12 +43,13 @@ end
 local function take_due(backlog, message, delayed, now, limit)
   local due = call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, limit)
   if #due == 0 then return 0 end
-  spread('ZREM', delayed, due)
   local ready = {}
   for _, id in ipairs(due) do
     if call('EXISTS', message .. ':' .. id) == 1 then insert(ready, id) end
   end
   spread('LPUSH', backlog, ready)
+  -- Last: if `backlog` has another type, the messages stay delayed.
+  spread('ZREM', delayed, due)
   return #due
 end
 

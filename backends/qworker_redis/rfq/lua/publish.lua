@@ -8,14 +8,14 @@
 -- RETURNS: [1 if the topic is new]
 local meta, backlog, message, delayed, tries, enqueued, origins, mark = unpack(KEYS)
 local sequence = ARGV[1]
-if ARGV[2] == '1' then
-  local earlier = answered(mark, sequence)
-  if earlier then return earlier end
-end
+-- Also for a first attempt: the network may deliver it late, when its repetition was stored, leased and acked.
+local earlier = answered(mark, sequence)
+if earlier then return earlier end
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
--- A key of another program that is not a list must fail here, before anything is written.
+-- A key of another type must fail here, before anything is written.
 call('LLEN', backlog)
+local checked = false
 
 local now, line, front = clock(), {}, {}
 
@@ -54,6 +54,10 @@ for i = 3, #ARGV, 3 do
   local id, key = ARGV[i], message .. ':' .. ARGV[i]
   local new = ARGV[i + 1] == '' and ARGV[2] == '0'
   if new or call('EXISTS', key) == 0 then
+    if ARGV[i + 1] ~= '' and not checked then
+      check_types({delayed}, {tries, enqueued, origins}, {})
+      checked = true
+    end
     spread('HSET', key, fields_of(ARGV[i + 2]))
     place(id, ARGV[i + 1])
   end

@@ -3,12 +3,13 @@
 -- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
 -- ARGV: most messages of each kind, us to keep failed messages ('' forever), '', the time that this client's last call
 --   answered ('' none), us that have passed since on a clock that is never set, most failed messages to keep ('' any
---   number)
+--   number), '', the client's host and its time
 -- RETURNS: [messages made ready, 1 if there is more to do, now us]
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'seen')
 if not state[1] then return {0, 0, 0} end
 if state[1] ~= '1' then return too_new(state[1]) end
+check_types({leased, delayed, failed}, {claims, tries, errors, enqueued, origins}, {backlog, nextlog})
 local now, limit = clock(), tonumber(ARGV[1])
 
 -- End our lease of a message that is not ours any more, or was not extended. Return whether that makes it ready.
@@ -61,7 +62,7 @@ local function sweep(notes)
 end
 
 call('ZREM', leased, '')
-if call('EXISTS', leased) == 1 then keep_leases(meta, leased, state[2], now) end
+if call('EXISTS', leased) == 1 then keep_leases(meta, leased, state[2], now, ARGV[8], ARGV[4], ARGV[5]) end
 local count, expired = expire()
 notice_harvest()
 local due = take_due(backlog, message, delayed, now, limit)

@@ -3,11 +3,14 @@
 -- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
 -- ARGV: ids, then ids; or a state (ready, delayed, leased, done, fail) and how many; or backlog or nextlog, and how
 --   many; or unchanged, then id and time of the failure in us of each
--- RETURNS: messages deleted; their ids for backlog and nextlog; -1 if there is no such topic
+-- RETURNS: messages deleted; their ids for backlog and nextlog; -1 if there is no such topic; -2 if only ids of messages
+--   that are gone were deleted
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
 if not is_topic(version, backlog, nextlog) then return -1 end
+
+check_types({leased, delayed, failed}, {claims, tries, errors, enqueued, origins}, {backlog, nextlog})
 
 local function drop(ids)
   spread('ZREM', leased, ids)
@@ -28,7 +31,8 @@ end
 local function of_set(set, limit)
   local ids = call('ZRANGE', set, 0, limit - 1)
   spread('ZREM', set, ids)
-  return drop(ids)
+  local count = drop(ids)
+  return count == 0 and #ids > 0 and -2 or count
 end
 
 call('ZREM', leased, '')
@@ -52,8 +56,8 @@ end
 take_due(backlog, message, delayed, clock(), 1000)
 if what == 'backlog' or what == 'nextlog' then return (of_list(what == 'backlog' and backlog or nextlog, limit)) end
 if what == 'ready' or what == 'leased' then
-  local _, count = of_list(what == 'ready' and backlog or nextlog, limit)
-  return count
+  local taken, count = of_list(what == 'ready' and backlog or nextlog, limit)
+  return count == 0 and #taken > 0 and -2 or count
 end
 if what == 'delayed' or what == 'fail' then return of_set(what == 'fail' and failed or delayed, limit) end
 return 0

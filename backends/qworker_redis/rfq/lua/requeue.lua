@@ -7,6 +7,7 @@ local meta, backlog, message, tries, errors, failed = unpack(KEYS)
 local version = call('HGET', meta, 'version')
 if not version then return call('EXISTS', backlog) == 1 and 0 or -1 end
 if version ~= '1' then return too_new(version) end
+check_types({failed}, {tries, errors}, {backlog})
 local ready = {}
 for _, id in ipairs(selected(failed)) do
   if call('ZREM', failed, id) == 1 and call('EXISTS', message .. ':' .. id) == 1 then insert(ready, id) end

@@ -31,6 +31,7 @@ local function ack_plain(ids)
 end
 
 local function wait_or_run(id, delay, token)
+  if delay > 0 then call('ZCARD', delayed) end
   -- The program that harvested it, or consumed it after that, now decides about it.
   if call('LREM', nextlog, 1, id) == 0 then return end
   if call('EXISTS', message .. ':' .. id) == 0 then
@@ -49,14 +50,17 @@ local function finish(how, id, claim, delay, reason)
     take_out(id)
     insert(done, id)
   elseif how == 'p' then
+    if call('EXISTS', message .. ':' .. id) == 1 then
+      keep_error(errors, id, reason)
+      call('ZADD', failed, text(now), id)
+    else
+      insert(done, id)
+    end
     take_out(id)
-    if call('EXISTS', message .. ':' .. id) == 0 then return insert(done, id) end
-    call('ZADD', failed, text(now), id)
-    keep_error(errors, id, reason)
   elseif how == 't' then
-    call('HINCRBY', tries, id, 1)
     keep_error(errors, id, reason)
     wait_or_run(id, delay)
+    call('HINCRBY', tries, id, 1)
   else
     wait_or_run(id, delay, token_of(claim))
   end
