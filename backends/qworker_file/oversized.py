@@ -7,8 +7,8 @@ import os
 
 import structlog
 
+from qworker import log_events as events
 from qworker.kit.max_body import describe_too_large
-from qworker.log_events import MESSAGE_TOO_LARGE
 from qworker.names import printable
 from qworker_file.layout import QueueDir
 
@@ -67,7 +67,7 @@ class OversizedFiles:
         except FileNotFoundError:
             return
         reason = describe_too_large(size, self._files.max_body or 0)
-        self._log.error(MESSAGE_TOO_LARGE, queue=self._files.name, file=printable(name), reason=reason)
+        self._log.error(events.MESSAGE_TOO_LARGE, queue=self._files.name, file=printable(name), reason=reason)
 
     def take_due(self, now: float) -> list[tuple[int, str]]:
         """Return the files to try again now, as (directory, name)."""
