@@ -15,11 +15,11 @@ from operator import attrgetter
 import msgspec
 import structlog
 
+from qworker import log_events as events
 from qworker.errors import QueueNotFound
 from qworker.history.memory import MemoryHistory
 from qworker.kit.browse import Chosen, Place, browse_rows
 from qworker.kit.max_body import describe_too_large
-from qworker.log_events import MESSAGE_TOO_LARGE
 from qworker.message import (
     Draft,
     Lease,
@@ -221,7 +221,7 @@ class MemoryQueue:
         first = entry.error
         entry.error = describe_too_large(len(entry.message.body), max_body)
         if entry.error != first:
-            _log.error(MESSAGE_TOO_LARGE, queue=self.name, message_id=entry.message.id, reason=entry.error)
+            _log.error(events.MESSAGE_TOO_LARGE, queue=self.name, message_id=entry.message.id, reason=entry.error)
         pause = max(_SHORTEST_PAUSE, min(now - entry.message.enqueued_at, _LONGEST_PAUSE))
         self.put(entry, State.DELAYED, now + pause)
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 
 import structlog
 
+from qworker import log_events as events
 from qworker.errors import BackendError
-from qworker.log_events import MESSAGE_TOO_LARGE
 from qworker.message import Lease, Message, SettleAction, Settlement, State
 from qworker.names import check_queue, printable
 from qworker_redis.codec import decode
@@ -246,7 +246,7 @@ class RedisLeaser:
                 self._too_large.add(name)
                 message_id = printable(name[:120].decode(errors="replace"))
                 reason = f"the body is larger than max_body={self._max_body}: set a larger ?max_body= in the URL"
-                self._log.error(MESSAGE_TOO_LARGE, queue=queue, message_id=message_id, reason=reason)
+                self._log.error(events.MESSAGE_TOO_LARGE, queue=queue, message_id=message_id, reason=reason)
 
     async def _move_to_failed(self, queue: str, name: bytes, claim: bytes, reason: str) -> None:
         self._log.error("message_damaged", queue=queue, message_id=printable(name[:120].decode(errors="replace")))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import structlog
 
+from qworker import log_events as events
 from qworker.kit.max_body import describe_too_large
-from qworker.log_events import MESSAGE_TOO_LARGE
 from qworker.names import printable
 
 __all__ = ["LargeMessages"]
@@ -47,7 +47,7 @@ class LargeMessages:
             if len(self._pauses) >= _MOST:
                 self._pauses.clear()
             reason = describe_too_large(size, self._most or 0)
-            _log.error(MESSAGE_TOO_LARGE, queue=queue, file=printable(name), reason=reason)
+            _log.error(events.MESSAGE_TOO_LARGE, queue=queue, file=printable(name), reason=reason)
         pause = _FIRST if known is None else min(known[1] * 2, _LAST)
         self._pauses[queue, name] = now + pause, pause
         return now + pause

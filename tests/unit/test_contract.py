@@ -20,7 +20,7 @@ MEMBERS = {
     *("browse", "parts", "find", "requeue", "remove"),
 }
 # What it may set; each has a value for a store that has nothing to say.
-ATTRIBUTES = {"deviations", "shared", "directory", "remote_leases", "history"}
+ATTRIBUTES = {"deviations", "shared", "directory", "remote_leases", "history", "max_body"}
 
 ONE = FinishedMessage(id="x", state=State.FAILED, finished_at=1.0)
 
