@@ -29,9 +29,11 @@ def keep_hold(files: QueueDir, item: str, now: float) -> None:
     Raises:
         OSError: It cannot be stored.
     """
-    end_ms, message_id = hold_end_ms(item), given_id(item)
-    if end_ms is None or message_id is None or end_ms <= now * 1000:
+    end_ms = hold_end_ms(item)
+    if end_ms is None or end_ms <= now * 1000:
         return
+    message_id = given_id(item)
+    assert message_id is not None, item
     target = hold_name(message_id)
     if (read_end_ms(files, target) or 0) >= end_ms:
         return

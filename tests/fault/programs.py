@@ -1,6 +1,7 @@
 """Programs that the fault tests run, stop and kill. Each speaks to the tests through a ledger that lives outside of it.
 
     python programs.py publish URL LEDGER COUNT BATCH      publish numbered messages; log each before and after
+    python programs.py hold URL LEDGER COUNT               publish messages under the same held ids in every process
     python programs.py work URL LEDGER [CONCURRENCY]       work until the queue is empty; log each message that ran
     python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran or is acked
     python programs.py bulk URL LEDGER PARTS ROWS          stage, seal and publish a job
@@ -63,6 +64,18 @@ async def publish(url: str, ledger: Ledger, count: int, batch: int) -> None:
         drafts = [Draft(body=name.encode(), id=name) for name in names]
         await _until_stored(backend, drafts, ledger)
         ledger.write("acked", *names)
+    await backend.aclose()
+
+
+async def hold(url: str, ledger: Ledger, count: int) -> None:
+    """Publish messages whose ids are the same in every process, and stay taken."""
+    backend = open_backend(url)
+    await backend.open()
+    names = [f"held-{n}" for n in range(count)]
+    ledger.write("attempted", *names)
+    for name in names:
+        await _until_stored(backend, [Draft(body=name.encode(), id=name, hold=1e6)], ledger)
+        ledger.write("acked", name)
     await backend.aclose()
 
 
@@ -143,6 +156,8 @@ def main(arguments: list[str]) -> None:
     ledger = Ledger(Path(folder))
     if program == "publish":
         asyncio.run(publish(url, ledger, int(rest[0]), int(rest[1])))
+    elif program == "hold":
+        asyncio.run(hold(url, ledger, int(rest[0])))
     elif program == "bulk":
         asyncio.run(bulk(url, ledger, int(rest[0]), int(rest[1])))
     elif program == "ack":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.fault.harness import KILL, Books, Launcher, check_invariant, drain, fault, strays
+from tests.fault.harness import KILL, Books, Launcher, check_invariant, drain, fault, stored, strays
 from tests.support.depth import DEPTH
 from tests.support.waiting import wait_for
 
@@ -51,6 +52,31 @@ def test_a_worker_that_dies_at_any_step_loses_nothing_and_repeats_only_what_it_r
             break
     assert -signal.SIGKILL in statuses
     assert statuses[-1] == 0, f"a worker has more than {len(STEPS)} steps: {launcher.errors()}"
+
+
+def test_a_held_id_runs_and_is_free_for_no_other_message_if_a_process_dies_at_any_step(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    """A publisher and a worker die at the same step of their own, and a backup of hard links is made in between."""
+    ended = set()
+    for step in STEPS:
+        root = tmp_path / str(step)
+        url, ledger = f"file://{root}/spool?sync=off", root / "ledger"
+        published = launcher.run("hold", url, ledger, 2, fault=fault(KILL, step))
+        assert launcher.run("hold", url, ledger, 2) == 0, launcher.errors()
+        subprocess.run(["cp", "-al", root / "spool", root / "backup"], check=True)
+        worked = launcher.run("work", url, ledger, 1, fault=fault(KILL, step))
+        assert launcher.run("hold", url, ledger, 2) == 0, launcher.errors()
+        books = drain(url, ledger)
+        assert set(books.finished) == {"held-0", "held-1"}, step
+        # A worker that dies while it runs a message causes one more run, and no publish does.
+        assert books.duplicates <= (worked != 0), step
+        assert launcher.run("hold", url, ledger, 2) == 0, launcher.errors()
+        assert stored(url) == set(), step
+        ended |= {published, worked}
+        if published == worked == 0:
+            break
+    assert ended == {0, -signal.SIGKILL}
 
 
 def test_200_random_deaths_lose_nothing_and_repeat_only_what_was_running(tmp_path: Path, launcher: Launcher) -> None:
