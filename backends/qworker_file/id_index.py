@@ -12,7 +12,8 @@ import fcntl
 import os
 from collections.abc import Sequence
 
-from qworker.kit.files import DIRECTORY, READ, link_file, list_names, try_unlink
+from qworker.kit.files import link_file, list_names, try_unlink
+from qworker.kit.opening import open_directory, open_entry
 from qworker_file.layout import QueueDir
 from qworker_file.names import index_name, parse_delay, parse_id, parse_lease
 from qworker_file.publish_plan import Plan
@@ -24,7 +25,7 @@ _LOCK_PAUSE = 0.002
 
 def _try_lock(files: QueueDir) -> int | None:
     """Lock the index between processes and return a descriptor for `_unlock`, or None while another process has it."""
-    fd = os.open(".", DIRECTORY, dir_fd=files.names)
+    fd = open_directory(".", files.names)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -169,7 +170,7 @@ async def _ids_stored(files: QueueDir, wanted: set[str]) -> set[str]:
 
 def _unfinished(files: QueueDir, inode: int) -> str | None:
     """Return the name of a file in tmp/, or None if it was renamed and is visible."""
-    fd = os.open(".", DIRECTORY, dir_fd=files.tmp)
+    fd = open_directory(".", files.tmp)
     try:
         with os.scandir(fd) as entries:
             return next((entry.name for entry in entries if entry.inode() == inode), None)
@@ -179,7 +180,7 @@ def _unfinished(files: QueueDir, inode: int) -> str | None:
 
 def _is_locked(files: QueueDir, name: str) -> bool:
     try:
-        fd = os.open(name, READ, dir_fd=files.tmp)
+        fd = open_entry(name, os.O_RDONLY, files.tmp)
     except FileNotFoundError:
         # It was renamed at this moment: check again.
         return True

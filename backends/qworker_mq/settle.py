@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from qworker.errors import BackendUnavailable
+from qworker.kit.own_files import write_own
 from qworker.kit.store_errors import FULL
 from qworker.message import SettleAction, Settlement
 from qworker_mq.daemons import Trash
@@ -137,13 +138,8 @@ def move_to_failed(store: Store, name: str, directory: int, queue: OpenQueue, me
 
 def _write_reason(store: Store, name: str, error: str) -> None:
     """Store the reason of a failure. If the store is full, the message is kept without it."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(name, flags, 0o600, dir_fd=store.root.reason)
-        try:
-            os.write(fd, error.encode(errors="replace"))
-        finally:
-            os.close(fd)
+        os.close(write_own(name, store.root.reason, error.encode(errors="replace")))
     except OSError as found:
         if found.errno not in FULL:
             raise

@@ -21,7 +21,8 @@ from typing import Any
 import structlog
 
 from qworker.errors import BackendUnavailable
-from qworker.kit.files import make_directory, open_directory, open_regular, try_unlink, write_all
+from qworker.kit.files import make_directory, try_unlink, write_all
+from qworker.kit.opening import open_directory, open_regular
 from qworker.kit.segments.format import split
 from qworker.kit.store_errors import store_errors
 from qworker_sq import holder
