@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.kit import linux, opening
+from qworker.kit import files, linux
 from qworker.kit.directory.liveness import LivenessFile, has_died
 from qworker.kit.files import close_all
 from qworker.kit.inotify import Inotify
