@@ -28,6 +28,7 @@ __all__ = [
     "OUTCOME",
     "QUEUE",
     "SETTLEMENT_ABANDONED",
+    "SETTLEMENT_DELAYED",
     "SPAN_ID",
     "TASK",
     "TOKEN",
@@ -56,6 +57,9 @@ MESSAGE_RELEASED = "message_released"
 MESSAGE_ISOLATED = "message_isolated"
 # Level warning. Another worker may hold the message, and this worker's outcome does not count.
 LEASE_LOST = "lease_lost"
+# Level warning, once for each message. The store cannot store this message's outcome, but it stores others. The
+# settlement is retried with growing pauses until the lease expires.
+SETTLEMENT_DELAYED = "settlement_delayed"
 # Level error. The store did not answer before the lease expired.
 SETTLEMENT_ABANDONED = "settlement_abandoned"
 # Level warning. A cancelled handler does not stop. Its lease will expire.

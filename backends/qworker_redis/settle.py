@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import cast
 
+from qworker.kit.settle import settle_by_queue
 from qworker.message import SettleAction, Settlement
 from qworker_redis.batch_sender import BatchSender, RetryToken
 from qworker_redis.connection import Argument, Connection
@@ -35,13 +36,14 @@ class RedisSettler:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases and return the refused settlements."""
-        refused: list[Settlement] = []
-        for queue, batch in group_by(settlements, lambda settlement: settlement.lease.message.queue).items():
-            clear = [s for s in batch if _lost_answer(s) is None]
-            results = await self._sender(queue).submit(clear) if clear else []
-            refused += [s for s, accepted in zip(clear, results, strict=True) if not accepted]
-            if len(clear) < len(batch):
-                refused += await self._settle_again(queue, [s for s in batch if _lost_answer(s) is not None])
+        return await settle_by_queue(settlements, self._settle_queue)
+
+    async def _settle_queue(self, queue: str, batch: Sequence[Settlement]) -> list[Settlement]:
+        clear = [s for s in batch if _lost_answer(s) is None]
+        results = await self._sender(queue).submit(clear) if clear else []
+        refused = [s for s, accepted in zip(clear, results, strict=True) if not accepted]
+        if len(clear) < len(batch):
+            refused += await self._settle_again(queue, [s for s in batch if _lost_answer(s) is not None])
         return refused
 
     def _sender(self, queue: str) -> BatchSender[Settlement, bool]:
