@@ -31,6 +31,7 @@ __all__ = [
     "OUTCOME",
     "QUEUE",
     "SETTLEMENT_ABANDONED",
+    "SETTLEMENT_DELAYED",
     "SPAN_ID",
     "TASK",
     "TOKEN",
@@ -61,6 +62,9 @@ MESSAGE_ISOLATED = "message_isolated"
 MESSAGE_TOO_LARGE = "message_too_large"
 # Level warning. Another worker may hold the message, and this worker's outcome does not count.
 LEASE_LOST = "lease_lost"
+# Level warning, once for each message. The store cannot store this message's outcome, but it stores others. The
+# settlement is retried with growing pauses until the lease expires.
+SETTLEMENT_DELAYED = "settlement_delayed"
 # Level error. The store did not answer before the lease expired.
 SETTLEMENT_ABANDONED = "settlement_abandoned"
 # Level warning. A cancelled handler does not stop. Its lease will expire.

@@ -8,7 +8,8 @@ import secrets
 
 from qworker.kit.directory.admin import remove_queue, remove_selected
 from qworker.kit.directory.browser import MessageFile
-from qworker.kit.files import CREATE, find_inode, remove_entry, try_unlink
+from qworker.kit.files import find_inode, remove_entry, try_unlink
+from qworker.kit.opening import create_file
 from qworker.message import Selection, State
 from qworker_file.browse import FileBrowser
 from qworker_file.id_index import remove_id
@@ -80,7 +81,7 @@ async def pause(store: Store, queue: OpenQueue) -> None:
         OSError: It cannot be created.
     """
     try:
-        os.close(os.open("down", CREATE, queue.files.item_mode, dir_fd=queue.files.base))
+        os.close(create_file("down", queue.files.base, queue.files.item_mode))
     except FileExistsError:
         # The queue is paused already.
         pass

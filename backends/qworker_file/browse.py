@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 
 from qworker.clock import Clock
 from qworker.kit.directory.browser import MessageFile, QueueBrowser
-from qworker.kit.files import DIRECTORY, name_slices
+from qworker.kit.files import name_slices
+from qworker.kit.opening import open_directory
 from qworker.kit.parts import HashShare
 from qworker.message import Message, State
 from qworker_file.foreign import read_arguments
@@ -159,7 +160,7 @@ def _list_sorted(directory: int, is_wanted: Callable[[str], bool]) -> list[str]:
     names are read at once, because a program that reads a complete state lists it in every share. In slices it takes
     five times as long.
     """
-    fd = os.open(".", DIRECTORY, dir_fd=directory)
+    fd = open_directory(".", directory)
     try:
         return sorted([name for name in os.listdir(fd) if is_wanted(name)])
     finally:

@@ -28,8 +28,9 @@ from qworker.bulk.contract import (
 from qworker.bulk.load_files import LoadFiles, incomplete_loads
 from qworker.errors import PublishUncertain
 from qworker.kit.directory.opener import StoreOpener
-from qworker.kit.files import DIRECTORY, list_names, remove_empty, remove_tree
+from qworker.kit.files import list_names, remove_empty, remove_tree
 from qworker.kit.max_body import check_batches
+from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Draft
@@ -243,7 +244,7 @@ class _StagedFilePublisher:
 
     async def _show_chunk(self, chunk: str, partition: int) -> None:
         try:
-            directory = os.open(chunk, DIRECTORY | os.O_NOFOLLOW, dir_fd=partition)
+            directory = open_directory(chunk, partition)
         except FileNotFoundError:
             # Another process published them.
             return
@@ -310,6 +311,6 @@ def _is_there(folder: LoadFiles, partition: StagedPartition) -> bool:
 
 def _open_partition(run: int, name: str) -> int | None:
     try:
-        return os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=run)
+        return open_directory(name, run)
     except FileNotFoundError:
         return None

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import Clock
 from qworker.errors import PublishUncertain
-from qworker.kit.files import CREATE, DIRECTORY, write_all
+from qworker.kit.files import write_all
 from qworker.kit.linux import sync_file_system
+from qworker.kit.opening import create_file, open_directory
 from qworker.kit.store_errors import FINAL
 from qworker.message import Draft
 from qworker_file.deviations import DEVIATIONS
@@ -54,7 +55,7 @@ def write_partition(
                     _close(chunk)
                     chunk = -1
                     chunk = _make(f"{count:09d}", partition)
-                fd = os.open(names.make_name(draft, count), CREATE, mode, dir_fd=chunk)
+                fd = create_file(names.make_name(draft, count), chunk, mode)
                 try:
                     if draft.body:
                         write_all(fd, draft.body)
@@ -75,7 +76,7 @@ def _make(name: str, parent: int) -> int:
     os.mkdir(name, shared, dir_fd=parent)
     # The umask must not change the mode.
     os.chmod(name, shared, dir_fd=parent)
-    return os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    return open_directory(name, parent)
 
 
 def _close(fd: int) -> None:

@@ -7,7 +7,9 @@ import os
 from enum import Enum, auto
 
 from qworker.kit.directory.reasons import write_reason
-from qworker.kit.files import CREATE, read_file, write_all
+from qworker.kit.files import read_file
+from qworker.kit.own_files import write_own
+from qworker.kit.store_errors import UNREADABLE
 from qworker.names import new_id, printable
 from qworker_file.layout import QueueDir
 from qworker_file.names import MAX_OWN, Item, alias_target, item_name, make_alias, parse_item, reason_name
@@ -60,13 +62,9 @@ def _choose_stem(name: str, parsed: Item | None) -> tuple[str, int]:
 
 def _keep_name(files: QueueDir, key: str, name: str) -> None:
     """Store a name on the disk, before its key is used as the name of a file."""
+    # Every process writes the same bytes, however often.
+    fd = write_own(key, files.names, os.fsencode(name), files.item_mode)
     try:
-        fd = os.open(key, CREATE, files.item_mode, dir_fd=files.names)
-    except FileExistsError:
-        fd = os.open(key, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=files.names)
-    try:
-        # Every process writes the same bytes, however often.
-        write_all(fd, os.fsencode(name))
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -78,9 +76,14 @@ def read_arguments(files: QueueDir, item: Item) -> tuple[str, ...]:
     key = alias_target(item.arguments)
     if key is None:
         return item.arguments
-    kept = read_file(key, files.names)
+    try:
+        kept = read_file(key, files.names)
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        kept = None
     if kept is None:
-        # names/ was cleared. The file is still a message.
+        # names/ was cleared, or another program took the name. The file is still a message.
         return item.arguments
     name = os.fsdecode(kept)
     original = parse_item(name)

@@ -13,7 +13,8 @@ import fcntl
 import os
 from collections.abc import Sequence
 
-from qworker.kit.files import DIRECTORY, READ, find_inode, has_entry, link_file, list_names, try_unlink
+from qworker.kit.files import find_inode, has_entry, link_file, list_names, try_unlink
+from qworker.kit.opening import open_directory, open_entry
 from qworker_file.holds import is_held, read_end_ms
 from qworker_file.id_place import Located, Place, is_unchanged, locate, read_status, record_place, recorded_place
 from qworker_file.layout import QueueDir
@@ -27,7 +28,7 @@ _LOCK_PAUSE = 0.002
 
 def _try_lock(files: QueueDir) -> int | None:
     """Lock the index between processes and return a descriptor for `_unlock`, or None while another process has it."""
-    fd = os.open(".", DIRECTORY, dir_fd=files.names)
+    fd = open_directory(".", files.names)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -220,7 +221,7 @@ async def _ids_stored(files: QueueDir, wanted: frozenset[str]) -> set[str]:
 
 def _is_locked(files: QueueDir, name: str) -> bool:
     try:
-        fd = os.open(name, READ, dir_fd=files.tmp)
+        fd = open_entry(name, os.O_RDONLY, files.tmp)
     except FileNotFoundError:
         # It was renamed at this moment: check again.
         return True

@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from qworker.kit.files import DIRECTORY, find_inode, try_unlink
+from qworker.kit.files import find_inode, try_unlink
+from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import FULL, NOT_SUPPORTED
 from qworker_file.layout import QueueDir
 from qworker_file.names import given_id, index_name, may_lack_link, parse_delay, parse_lease, place_name
@@ -217,7 +218,7 @@ async def _names_of(files: QueueDir, directory: str, wanted: Mapping[int, str]) 
     """Return the names in a directory that may be files of some inodes."""
     ids = frozenset(wanted.values())
     found: list[str] = []
-    fd = os.open(".", DIRECTORY, dir_fd=getattr(files, directory))
+    fd = open_directory(".", getattr(files, directory))
     try:
         with os.scandir(fd) as entries:
             for number, entry in enumerate(entries):

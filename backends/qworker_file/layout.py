@@ -9,16 +9,8 @@ from typing import ClassVar
 
 from qworker.errors import BackendError, FormatTooNew
 from qworker.kit.directory.queue_files import QueueFiles, is_queue
-from qworker.kit.files import (
-    CREATE,
-    DIRECTORY,
-    change_mode,
-    has_entry,
-    make_fifo,
-    read_file,
-    remove_whole_tree,
-    write_all,
-)
+from qworker.kit.files import change_mode, has_entry, make_fifo, read_file, remove_whole_tree, write_all
+from qworker.kit.opening import create_file, open_directory, open_entry
 from qworker.kit.store_errors import NOT_EMPTY
 
 __all__ = ["FORMAT", "QueueDir", "create_queue", "has_queue", "open_queue"]
@@ -93,7 +85,7 @@ def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
         return
     hidden = f".new-{name}-{secrets.token_hex(4)}"
     _make_directory(hidden, mode, root)
-    base = os.open(hidden, DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+    base = open_directory(hidden, root)
     try:
         try:
             for part in _PARTS:
@@ -125,7 +117,7 @@ def open_queue(root: int, name: str) -> QueueDir | None:
     if not has_queue(root, name):
         return None
     try:
-        opened = QueueDir(name, os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=root))
+        opened = QueueDir(name, open_directory(name, root))
     except FileNotFoundError:
         return None
     try:
@@ -149,7 +141,7 @@ def _make_directory(name: str, mode: int, parent: int) -> None:
         os.mkdir(name, mode, dir_fd=parent)
     except FileExistsError:
         return
-    fd = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    fd = open_directory(name, parent)
     try:
         change_mode(fd, mode)
     finally:
@@ -158,12 +150,12 @@ def _make_directory(name: str, mode: int, parent: int) -> None:
 
 def _open_part(base: int, part: str, mode: int) -> int:
     try:
-        return os.open(part, DIRECTORY | os.O_NOFOLLOW, dir_fd=base)
+        return open_directory(part, base)
     except FileNotFoundError:
         if os.fstat(base).st_nlink == 0:
             raise
         _make_directory(part, mode, base)
-        return os.open(part, DIRECTORY | os.O_NOFOLLOW, dir_fd=base)
+        return open_directory(part, base)
 
 
 def _make_trigger(base: int, mode: int) -> None:
@@ -176,7 +168,6 @@ def _make_trigger(base: int, mode: int) -> None:
 
 def _open_trigger(base: int, mode: int) -> int:
     """Open the trigger for reading and writing; -1 if it is not a pipe."""
-    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         found = os.stat(_TRIGGER, dir_fd=base, follow_symlinks=False)
     except FileNotFoundError:
@@ -185,14 +176,14 @@ def _open_trigger(base: int, mode: int) -> int:
     if not stat.S_ISFIFO(found.st_mode):
         return -1
     try:
-        return os.open(_TRIGGER, flags, dir_fd=base)
+        return open_entry(_TRIGGER, os.O_RDWR, base)
     except PermissionError:
         # It is a trigger of another user: rescans and inotify work without it.
         return -1
 
 
 def _write_format(base: int, mode: int, *, durable: bool) -> None:
-    fd = os.open(_FORMAT_FILE, CREATE, mode & 0o666, dir_fd=base)
+    fd = create_file(_FORMAT_FILE, base, mode & 0o666)
     try:
         write_all(fd, b"qworker directory %d\n" % FORMAT)
         if durable:

@@ -19,8 +19,9 @@ import msgspec
 from qworker.clock import Clock
 from qworker.errors import BackendUnavailable
 from qworker.kit.body_slices import ON_LOOP, read_in_slices
-from qworker.kit.files import READ, read_all
+from qworker.kit.files import read_all
 from qworker.kit.linux import has_writer
+from qworker.kit.opening import open_entry
 from qworker.kit.store_errors import DAMAGED, UNREADABLE
 from qworker.message import Lease, Message, Settlement
 from qworker_file import foreign
@@ -31,7 +32,7 @@ from qworker_file.names import MAX_OWN, Item, byte_length, delay_name, given_id,
 
 __all__ = ["ExpiryClock", "FileLease", "claim", "extend", "make_lease", "read_large_body", "try_rename"]
 
-_READ_QUIETLY = READ | os.O_NOATIME
+_QUIETLY = os.O_RDONLY | os.O_NOATIME
 
 
 class FileLease(Lease, kw_only=True, eq=False):
@@ -231,10 +232,10 @@ def make_lease(
 def _open(name: str, directory: int) -> int:
     try:
         # A read that does not change the access time saves the file system a change.
-        return os.open(name, _READ_QUIETLY, dir_fd=directory)
+        return open_entry(name, _QUIETLY, directory)
     except PermissionError:
         # Only the owner may request that.
-        return os.open(name, READ, dir_fd=directory)
+        return open_entry(name, os.O_RDONLY, directory)
 
 
 def _lock(fd: int) -> bool:

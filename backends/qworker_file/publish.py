@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.kit.directory.publish import sync_bodies, sync_names
-from qworker.kit.files import CREATE, find_inode, has_entry, write_all
+from qworker.kit.files import find_inode, has_entry, write_all
 from qworker.kit.group_commit import GroupCommit
+from qworker.kit.opening import create_file
 from qworker.message import Draft
 from qworker_file.id_index import reserve_ids
 from qworker_file.layout import QueueDir
@@ -93,7 +94,7 @@ async def _write(files: QueueDir, plans: list[Plan], *, keep_open: bool) -> None
     turn_ends = time.perf_counter() + _TURN
     tmp, mode = files.tmp, files.item_mode
     for plan in plans:
-        plan.fd = os.open(plan.temporary, CREATE, mode, dir_fd=tmp)
+        plan.fd = create_file(plan.temporary, tmp, mode)
         if plan.given_id is not None:
             # The lock distinguishes a publish that is in progress from one whose process died.
             fcntl.flock(plan.fd, fcntl.LOCK_EX)

@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 
-from qworker.kit.files import READ
+from qworker.kit.opening import open_entry
 
 __all__ = ["ReadAhead"]
 
@@ -77,7 +77,7 @@ class ReadAhead:
     def _ask(self) -> None:
         for name in self._following(_MANY):
             try:
-                fd = os.open(name, READ, dir_fd=self._directory)
+                fd = open_entry(name, os.O_RDONLY, self._directory)
             except OSError:
                 # If something is wrong with the file, its claim will show that.
                 continue

@@ -6,7 +6,8 @@ import os
 
 from qworker.clock import Clock
 from qworker.kit.directory.opener import StoreOpener
-from qworker.kit.files import READ, list_names, read_all
+from qworker.kit.files import list_names, read_all
+from qworker.kit.opening import open_file
 from qworker.kit.store_errors import store_errors
 from qworker.message import Lease
 from qworker.names import check_queue
@@ -71,11 +72,10 @@ def _reopen(files: QueueDir, path: str, item: str, token: int) -> FileLease | No
     if parsed is None:
         return None
     try:
-        fd = os.open(path, READ, dir_fd=files.lease)
+        fd, status = open_file(path, files.lease)
     except FileNotFoundError:
         return None
     try:
-        status = os.fstat(fd)
         if status.st_mtime_ns == token:
             lease = make_lease(files, fd, status, item, parsed, path, token, read_all(fd, status.st_size))
             fd = -1

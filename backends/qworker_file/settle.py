@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from qworker.kit.files import close_all
+from qworker.kit.settle import Unstored
 from qworker.message import Settlement
 from qworker_file.lease import FileLease
 from qworker_file.lease_end import end_lease
@@ -22,19 +23,22 @@ async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Se
     """End leases of any queues and return the refused settlements.
 
     Raises:
+        SettledInPart: The others are stored.
         OSError: Some have ended. A repetition of the same settlements completes it.
     """
     refused: list[Settlement] = []
     changed: set[int] = set()
     reasons: list[int] = []
+    unstored = Unstored()
     try:
         # One batch runs after another: if two batches end the same leases, one of them ends all of these.
         async with store.settling:
-            await _settle(store, settlements, refused, changed, reasons)
+            await _settle(store, settlements, refused, changed, reasons, unstored)
         await store.commit(changed, reasons)
     finally:
         for fd in reasons:
             os.close(fd)
+    unstored.raise_error(settlements, refused)
     return refused
 
 
@@ -44,6 +48,7 @@ async def _settle(
     refused: list[Settlement],
     changed: set[int],
     reasons: list[int],
+    unstored: Unstored,
 ) -> None:
     keep_done = store.options.keep_done.keep
     now = store.clock.time()
@@ -53,7 +58,17 @@ async def _settle(
         for settlement in settlements:
             lease = settlement.lease
             assert isinstance(lease, FileLease)
-            directories = end_lease(settlement, lease, now, finished, keep_done=keep_done)
+            if unstored.has_enough:
+                unstored.add(settlement)
+                continue
+            try:
+                directories = end_lease(settlement, lease, now, finished, keep_done=keep_done)
+            except OSError as error:
+                unstored.add(settlement, error)
+                if lease.reason_fd >= 0:
+                    os.close(lease.reason_fd)
+                    lease.reason_fd = -1
+                continue
             if directories is None:
                 refused.append(settlement)
             else:

@@ -17,7 +17,8 @@ import msgspec
 
 from qworker.errors import BackendError, QueueNotFound
 from qworker.kit.directory.queue_files import QueueFiles, is_queue
-from qworker.kit.files import CREATE, DIRECTORY, change_mode, has_entry, make_fifo, remove_whole_tree, try_unlink
+from qworker.kit.files import change_mode, has_entry, make_fifo, remove_whole_tree, try_unlink
+from qworker.kit.opening import create_file, open_directory, open_entry, open_own
 from qworker.kit.store_errors import NOT_A_FILE, NOT_EMPTY
 from qworker.names import check_queue
 from qworker_fsq.environment import Constants, group_id, user_id
@@ -37,9 +38,6 @@ __all__ = [
     "uninstall",
 ]
 
-_PART = DIRECTORY | os.O_NOFOLLOW
-_PULL = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_LISTEN = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LISTENER = NOT_A_FILE | {errno.ENOENT, errno.EACCES}
 
 
@@ -95,9 +93,9 @@ class QueueDir(QueueFiles):
         """Pause it. Idempotent, except for the owner and mode of the file."""
         constants = self.constants
         try:
-            fd = os.open(constants.down, CREATE, constants.item_mode, dir_fd=self.base)
+            fd = create_file(constants.down, self.base, constants.item_mode)
         except FileExistsError:
-            fd = os.open(constants.down, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.base)
+            fd = open_own(constants.down, self.base, os.O_WRONLY)
         try:
             os.fchmod(fd, constants.item_mode)
             set_owner(fd, constants.item_user, constants.item_group)
@@ -111,7 +109,7 @@ class QueueDir(QueueFiles):
     def pull_trigger(self, trigger: str | None = None) -> bool:
         """Write one byte to the trigger. Return False if no process listens, or there is no trigger."""
         try:
-            fd = os.open(self.constants.trigger if trigger is None else trigger, _PULL, dir_fd=self.base)
+            fd = open_entry(self.constants.trigger if trigger is None else trigger, os.O_WRONLY, self.base)
         except OSError as error:
             if error.errno in _NO_LISTENER:
                 return False
@@ -132,7 +130,7 @@ class QueueDir(QueueFiles):
         if self.host is not None:
             return -1
         try:
-            fd = os.open(self.constants.trigger, _LISTEN, dir_fd=self.base)
+            fd = open_entry(self.constants.trigger, os.O_RDWR, self.base)
         except OSError:
             # The trigger is optional: inotify and rescans work without it.
             return -1
@@ -144,7 +142,7 @@ class QueueDir(QueueFiles):
     def host_names(self) -> list[str]:
         """Return the hosts that have sub-queues, sorted."""
         try:
-            directory = os.open(self.constants.hosts, _PART, dir_fd=self.base)
+            directory = open_directory(self.constants.hosts, self.base)
         except FileNotFoundError:
             return []
         try:
@@ -185,12 +183,12 @@ def open_queue(root: int, name: str, constants: Constants, host: str | None = No
     if not has_queue(root, name, host, constants):
         return None
     try:
-        opened = QueueDir(name, host, constants, os.open(queue_path(name, host, constants), _PART, dir_fd=root))
+        opened = QueueDir(name, host, constants, open_directory(queue_path(name, host, constants), root))
     except FileNotFoundError:
         return None
     try:
         for part in ("tmp", "queue", "done", "fail"):
-            setattr(opened, part, os.open(getattr(constants, part), _PART, dir_fd=opened.base))
+            setattr(opened, part, open_directory(getattr(constants, part), opened.base))
     except FileNotFoundError:
         opened.close()
         # It was removed while it was being opened, or a part is missing, so that it is not a queue of the standard.
@@ -238,7 +236,7 @@ def install(root: int, name: str, constants: Constants, how: Install | None = No
     if how.hosts:
         install_host(root, name, constants, how.hosts, down=how.down)
         if how.triggered:
-            base = os.open(name, _PART, dir_fd=root)
+            base = open_directory(name, root)
             try:
                 # The trigger has the queue's owner and mode, as other programs set it.
                 owner = (constants.queue_user, constants.queue_group)
@@ -261,7 +259,7 @@ def install_host(root: int, name: str, constants: Constants, hosts: tuple[str, .
             _make_directory(constants.hosts, constants, base)
         except FileExistsError:
             pass
-        parent = os.open(constants.hosts, _PART, dir_fd=base)
+        parent = open_directory(constants.hosts, base)
     finally:
         os.close(base)
     try:
@@ -314,7 +312,7 @@ def uninstall(root: int, name: str, constants: Constants, host: str | None = Non
 
 def _base(root: int, name: str) -> int:
     try:
-        return os.open(name, _PART, dir_fd=root)
+        return open_directory(name, root)
     except FileNotFoundError:
         raise QueueNotFound(name) from None
 
@@ -323,7 +321,7 @@ def _install(parent: int, name: str, constants: Constants, *, down: bool, trigge
     hidden = f".{name}{secrets.token_hex(4)}"
     _make_directory(hidden, constants, parent)
     try:
-        made = QueueDir(name, None, constants, os.open(hidden, _PART, dir_fd=parent))
+        made = QueueDir(name, None, constants, open_directory(hidden, parent))
         try:
             for part in (constants.tmp, constants.queue, constants.done, constants.fail):
                 _make_directory(part, constants, made.base)
@@ -351,7 +349,7 @@ def _install(parent: int, name: str, constants: Constants, *, down: bool, trigge
 
 def _make_directory(name: str, constants: Constants, parent: int) -> None:
     os.mkdir(name, constants.queue_mode & 0o777, dir_fd=parent)
-    fd = os.open(name, _PART, dir_fd=parent)
+    fd = open_directory(name, parent)
     try:
         set_owner(fd, constants.queue_user, constants.queue_group)
         # The mode is set after the owner, because a change of the owner may clear the set-group-id bit. It does not

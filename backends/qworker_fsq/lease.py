@@ -19,7 +19,8 @@ from enum import Enum, auto
 
 from qworker.clock import Clock
 from qworker.errors import BackendUnavailable
-from qworker.kit.files import READ, find_inode, read_all, try_unlink
+from qworker.kit.files import find_inode, read_all, try_unlink
+from qworker.kit.opening import open_entry
 from qworker.kit.store_errors import NOT_A_FILE
 from qworker.message import Lease, Message, Settlement
 from qworker_fsq.environment import ItemLimits
@@ -186,7 +187,7 @@ def claim(
         OSError: The store failed, and nothing is claimed.
     """
     try:
-        fd = os.open(name, READ, dir_fd=files.queue)
+        fd = open_entry(name, os.O_RDONLY, files.queue)
     except FileNotFoundError:
         return SkipReason.GONE
     except PermissionError:

@@ -13,7 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from qworker.kit.directory.publish import sync_bodies, sync_names
-from qworker.kit.files import CREATE, find_inode, link_file, list_names, try_unlink, write_all
+from qworker.kit.files import find_inode, link_file, list_names, try_unlink, write_all
+from qworker.kit.opening import create_file
 from qworker.message import Draft
 from qworker_fsq.item_file import mark_due, write_original_id
 from qworker_fsq.layout import QueueDir
@@ -88,7 +89,7 @@ async def _write(store: Store, files: QueueDir, plans: list[Plan]) -> None:
 def _write_one(store: Store, files: QueueDir, plan: Plan) -> None:
     while True:
         try:
-            plan.fd = os.open(plan.name, CREATE, files.constants.item_mode, dir_fd=files.tmp)
+            plan.fd = create_file(plan.name, files.tmp, files.constants.item_mode)
             break
         except FileExistsError:
             store.planner.rename(plan)

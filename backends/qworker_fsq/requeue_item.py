@@ -6,7 +6,8 @@ import os
 import secrets
 
 from qworker.errors import InvalidName
-from qworker.kit.files import CREATE, link_file, write_all
+from qworker.kit.files import link_file, write_all
+from qworker.kit.opening import create_file
 from qworker.names import printable
 from qworker_fsq.environment import Constants
 from qworker_fsq.layout import QueueDir, set_owner
@@ -39,7 +40,7 @@ def requeue_item(files: QueueDir, name: str, body: bytes) -> bool:
     """
     constants = files.constants
     temporary = f".{secrets.token_hex(12)}"
-    fd = os.open(temporary, CREATE, constants.item_mode, dir_fd=files.tmp)
+    fd = create_file(temporary, files.tmp, constants.item_mode)
     try:
         try:
             set_owner(fd, constants.item_user, constants.item_group)

@@ -11,7 +11,7 @@ import msgspec
 
 from qworker.backend.scan_source import ExitCodes, ProgramOutcome, QueuePaused, ScanError, ScanOptions
 from qworker.kit.directory.reasons import read_reason
-from qworker.kit.files import DIRECTORY
+from qworker.kit.opening import open_directory
 from qworker.url import BackendURL
 from qworker_fsq.environment import Constants, ItemLimits
 from qworker_fsq.item_file import reason_name
@@ -67,7 +67,7 @@ class FsqSource:
         self._queues: list[QueueDir] = []
         self._lingering: deque[tuple[float, ClaimedItem]] = deque()
         try:
-            root = os.open(directory, DIRECTORY)
+            root = open_directory(directory)
         except OSError as error:
             raise ScanError(f"unknown queue: {queue}: {directory}: {error.strerror}") from error
         try:

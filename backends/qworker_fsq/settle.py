@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from qworker.kit.settle import Unstored
 from qworker.message import SettleAction, Settlement
 from qworker_fsq.lease import FsqLease
 from qworker_fsq.lease_end import end_lease
@@ -20,16 +21,25 @@ async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Se
     """End leases of any queues and return the refused settlements.
 
     Raises:
+        SettledInPart: The others are stored.
         OSError: Some have ended. A repetition of the same settlements completes it.
     """
     refused: list[Settlement] = []
     changed: set[int] = set()
+    unstored = Unstored()
     # One batch runs after another: if two batches end the same leases, one of them ends all of these.
     async with store.settling:
         turn_ends = time.perf_counter() + _TURN
         now = store.clock.time()
         for settlement in settlements:
-            directories = _settle_one(store, settlement, now)
+            if unstored.has_enough:
+                unstored.add(settlement)
+                continue
+            try:
+                directories = _settle_one(store, settlement, now)
+            except OSError as error:
+                unstored.add(settlement, error)
+                continue
             if directories is None:
                 refused.append(settlement)
             else:
@@ -38,6 +48,7 @@ async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Se
                 await asyncio.sleep(0)
                 turn_ends = time.perf_counter() + _TURN
     await store.commit(changed)
+    unstored.raise_error(settlements, refused)
     return refused
 
 

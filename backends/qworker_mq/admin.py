@@ -10,7 +10,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 
-from qworker.kit.files import remove_whole_tree
+from qworker.kit.files import make_empty, remove_whole_tree
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
 from qworker.names import check_queue, is_queue_name
@@ -179,8 +179,7 @@ class Admin:
     async def pause(self, queue: str) -> None:
         """Create the pause file."""
         self._store.require(queue)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        os.close(os.open(queue, flags, 0o600, dir_fd=self._store.root.paused))
+        make_empty(queue, self._store.root.paused)
 
     async def resume(self, queue: str) -> None:
         """Unlink the pause file."""

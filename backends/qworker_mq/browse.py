@@ -8,8 +8,9 @@ import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows
-from qworker.kit.files import READ, read_all, read_file
+from qworker.kit.files import read_all, read_file
 from qworker.kit.find import find_each
+from qworker.kit.opening import open_entry
 from qworker.kit.parts import HashShare, in_pages
 from qworker.message import Message, Query, State, StoredMessage
 from qworker_mq.layout import is_usable_id, split_name
@@ -165,7 +166,7 @@ class Browser:
 
     def _read(self, queue: OpenQueue, state: State, message_id: str, location: Location) -> StoredMessage | None:
         try:
-            fd = os.open(location[0], READ, dir_fd=location[1])
+            fd = open_entry(location[0], os.O_RDONLY, location[1])
         except FileNotFoundError:
             return None
         except OSError:

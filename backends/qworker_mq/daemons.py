@@ -17,8 +17,9 @@ import structlog
 
 from qworker.errors import UsageError
 from qworker.kit.directory.liveness import has_died
-from qworker.kit.files import DIRECTORY, is_finished, list_names
+from qworker.kit.files import is_finished, list_names
 from qworker.kit.inotify import Watcher
+from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker_mq.layout import split_name, try_rename, try_unlink
@@ -165,7 +166,7 @@ def open_source(path: Path) -> int:
     """
     with store_errors(f"open {path}"):
         try:
-            return os.open(path, DIRECTORY)
+            return open_directory(path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UsageError(f"{path} is not a directory: create it first") from error
 
@@ -227,7 +228,7 @@ class DelayedMover:
             os.mkdir(queue, 0o700, dir_fd=self._destination)
         except FileExistsError:
             pass
-        target = os.open(queue, DIRECTORY | os.O_NOFOLLOW, dir_fd=self._destination)
+        target = open_directory(queue, self._destination)
         try:
             if try_rename(name, self._source, message_id, target):
                 self._seen.pop(name, None)

@@ -15,7 +15,8 @@ import re
 from pathlib import Path
 
 from qworker.errors import FormatTooNew, InvalidName
-from qworker.kit.files import DIRECTORY, make_directory, open_directory
+from qworker.kit.files import make_directory, read_file, write_new
+from qworker.kit.opening import open_directory
 from qworker.names import check_queue
 
 __all__ = [
@@ -104,7 +105,7 @@ class Root:
             raise
 
     def _open(self, path: Path) -> None:
-        root = os.open(path, DIRECTORY)
+        root = open_directory(path)
         self._descriptors.append(root)
         self.root = root
         own = self._open_directory(".qworker", root)
@@ -127,21 +128,13 @@ class Root:
         return fd
 
     def _check_format(self, own: int) -> None:
-        try:
-            fd = os.open("format", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=own)
-        except FileNotFoundError:
+        text = read_file("format", own)
+        if text is None:
             # Two first openers may write here. They write the same byte.
-            fd = os.open("format", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=own)
-            try:
-                os.write(fd, f"{_FORMAT}\n".encode())
-            finally:
-                os.close(fd)
+            write_new("format", own, b"%d\n" % _FORMAT, durable=False)
             return
-        try:
-            text = os.read(fd, 32).strip()
-        finally:
-            os.close(fd)
-        # An empty file means that another process is creating it.
+        text = text[:32].strip()
+        # An empty file means that an older release is creating it.
         if text and (not text.isdigit() or int(text) > _FORMAT):
             raise FormatTooNew(
                 f"{self.path} has format {text.decode(errors='replace')!r}, "

@@ -12,7 +12,8 @@ import os
 import msgspec
 
 from qworker.failure_text import summary
-from qworker.kit.files import READ, try_unlink
+from qworker.kit.files import try_unlink
+from qworker.kit.opening import open_entry
 from qworker.kit.store_errors import FULL
 from qworker.message import Lease
 
@@ -83,7 +84,7 @@ class LeaseStates:
         if self._unwritten and name in self._unwritten:
             return self._unwritten[name]
         try:
-            fd = os.open(name, READ, dir_fd=self._directory)
+            fd = open_entry(name, os.O_RDONLY, self._directory)
         except FileNotFoundError:
             return _EMPTY
         try:
@@ -116,7 +117,7 @@ class LeaseStates:
     def write(self, name: str, state: LeaseState) -> None:
         """Store a state. If the store is full, keep it in this process."""
         try:
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+            fd = open_entry(name, os.O_WRONLY | os.O_CREAT, self._directory)
             try:
                 os.pwrite(fd, _encode(state).ljust(_LENGTH), 0)
             finally:

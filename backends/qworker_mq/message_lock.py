@@ -15,7 +15,7 @@ import fcntl
 import os
 import stat
 
-from qworker.kit.files import READ
+from qworker.kit.opening import open_entry
 from qworker.kit.store_errors import NOT_A_FILE
 
 __all__ = ["LOCK_TIMEOUT", "MessageLocked", "NotARegularFile", "lock_message"]
@@ -40,7 +40,7 @@ def lock_message(name: str, directory: int) -> int:
         NotARegularFile: It is a link, a socket or something else.
     """
     try:
-        fd = os.open(name, READ, dir_fd=directory)
+        fd = open_entry(name, os.O_RDONLY, directory)
     except FileNotFoundError:
         return -1
     except OSError as error:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.kit.directory.publish import publish_error, sync_bodies, sync_names
-from qworker.kit.files import CREATE, files_at_once, write_all
+from qworker.kit.files import files_at_once, write_all
+from qworker.kit.opening import create_file
 from qworker.message import Draft
 from qworker_mq.ids import derive_uuid, new_uuids, to_ticks
 from qworker_mq.layout import try_unlink
@@ -99,7 +100,7 @@ class Publisher:
         now = self._store.clock.time()
         due_at = now + draft.delay if draft.due_at is None else draft.due_at
         tmp = f"{message_id}.{secrets.token_hex(4)}"
-        fd = os.open(tmp, CREATE, 0o600, dir_fd=self._store.root.tmp)
+        fd = create_file(tmp, self._store.root.tmp)
         message = _NewMessage(
             id=message_id,
             tmp=tmp,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Sequence
 
 from qworker.errors import BackendUnavailable
 from qworker.kit.files import has_entry
+from qworker.kit.own_files import write_own
+from qworker.kit.settle import Unstored
 from qworker.kit.store_errors import FULL
 from qworker.message import SettleAction, Settlement
 from qworker_mq.daemons import Trash
@@ -20,17 +23,37 @@ from qworker_mq.window import SLICE
 
 __all__ = ["move_to_failed", "release", "settle_messages", "settle_one"]
 
+_LOCKED = "another process holds a message lock and does not release it: check for a stopped process"
+# Seconds that one locked message may delay the others of its batch. A transition takes much less.
+_SHORT = 0.02
+
 
 async def settle_messages(store: Store, trash: Trash, settlements: Sequence[Settlement]) -> list[Settlement]:
-    """End leases, sync the directories, and return the refused settlements."""
+    """End leases, sync the directories, and return the refused settlements.
+
+    Raises:
+        SettledInPart: The others are stored.
+        OSError: None is stored.
+        BackendUnavailable: The only one is not stored: another process holds its lock.
+    """
     refused: list[Settlement] = []
     acked: list[str] = []
     touched: set[int] = set()
+    unstored = Unstored()
     until = time.monotonic() + SLICE
+    patience = LOCK_TIMEOUT if len(settlements) == 1 else _SHORT
     for settlement in settlements:
+        if unstored.has_enough:
+            unstored.add(settlement)
+            continue
         # A deleted queue has no lease to end.
         queue = store.get(settlement.lease.message.queue)
-        if queue is None or not await _settle_when_unlocked(store, settlement, queue.dirs):
+        try:
+            ended = queue is not None and await _settle_when_unlocked(store, settlement, queue.dirs, patience)
+        except OSError as error:
+            unstored.add(settlement, error)
+            continue
+        if queue is None or not ended:
             refused.append(settlement)
         else:
             touched |= _note_settled(store, queue, settlement, acked)
@@ -40,11 +63,12 @@ async def settle_messages(store: Store, trash: Trash, settlements: Sequence[Sett
     if touched:
         await store.sync_directories(store.root.delay, *touched)
     trash.unlink(acked)
+    unstored.raise_error(settlements, refused)
     return refused
 
 
-async def _settle_when_unlocked(store: Store, settlement: Settlement, dirs: QueueDirs) -> bool:
-    deadline = time.monotonic() + LOCK_TIMEOUT
+async def _settle_when_unlocked(store: Store, settlement: Settlement, dirs: QueueDirs, patience: float) -> bool:
+    deadline = time.monotonic() + patience
     while True:
         try:
             return settle_one(store, settlement, dirs)
@@ -52,9 +76,9 @@ async def _settle_when_unlocked(store: Store, settlement: Settlement, dirs: Queu
             return False
         except MessageLocked:
             if time.monotonic() >= deadline:
-                raise BackendUnavailable(
-                    "another process holds a message lock and does not release it: check for a stopped process"
-                ) from None
+                if patience < LOCK_TIMEOUT:
+                    raise BlockingIOError(errno.EWOULDBLOCK, _LOCKED) from None
+                raise BackendUnavailable(_LOCKED) from None
             await asyncio.sleep(0.001)
 
 
@@ -163,13 +187,8 @@ def move_to_failed(store: Store, name: str, directory: int, queue: OpenQueue, me
 
 def _write_reason(store: Store, name: str, error: str) -> None:
     """Store the reason of a failure. If the store is full, the message is kept without it."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(name, flags, 0o600, dir_fd=store.root.reason)
-        try:
-            os.write(fd, error.encode(errors="replace"))
-        finally:
-            os.close(fd)
+        os.close(write_own(name, store.root.reason, error.encode(errors="replace")))
     except OSError as found:
         if found.errno not in FULL:
             raise

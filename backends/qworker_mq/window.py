@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 
+from qworker.kit.opening import open_directory
 from qworker_mq.ids import parse_ticks, to_ticks
 from qworker_mq.layout import is_usable_id
 
@@ -26,8 +27,6 @@ _RESCAN = 1.0
 # time.
 _SHARE = 0.02
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
 
 def read_order(name: str, directory: int) -> int:
     """Return the time that orders a message in its queue, in ticks: the time in its id, or that of its file."""
@@ -43,7 +42,7 @@ def read_order(name: str, directory: int) -> int:
 async def iterate_names(directory: int) -> AsyncIterator[str]:
     """Yield the names in a directory, and let the event loop run between slices."""
     # A separate descriptor: listings that share one share its position.
-    fd = os.open(".", _DIRECTORY, dir_fd=directory)
+    fd = open_directory(".", directory)
     try:
         with os.scandir(fd) as entries:
             until = time.monotonic() + SLICE

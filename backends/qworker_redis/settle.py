@@ -7,6 +7,7 @@ from functools import partial
 from typing import cast
 
 from qworker.errors import QueueDamaged
+from qworker.kit.settle import SettledInPart, settle_by_queue
 from qworker.message import SettleAction, Settlement
 from qworker_redis.batch_sender import BatchSender, RetryToken
 from qworker_redis.connection import Argument, Connection
@@ -39,20 +40,13 @@ class RedisSettler:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases and return the refused settlements."""
-        refused: list[Settlement] = []
-        ended: list[Settlement] = []
-        damage: QueueDamaged | None = None
-        for queue, batch in group_by(settlements, lambda settlement: settlement.lease.message.queue).items():
-            try:
-                refused += await self._settle_queue(queue, batch)
-                ended += batch
-            except QueueDamaged as error:
-                # The settlements of other queues must not wait for it.
-                damage = error
-        if damage is None:
-            return refused
-        _keep_answers(ended, refused)
-        raise damage
+        try:
+            return await settle_by_queue(settlements, self._settle_queue)
+        except QueueDamaged as error:
+            if isinstance(error.__cause__, SettledInPart):
+                unstored = {id(settlement) for settlement in error.__cause__.unstored}
+                _keep_answers([one for one in settlements if id(one) not in unstored], error.__cause__.refused)
+            raise
 
     async def _settle_queue(self, queue: str, batch: Sequence[Settlement]) -> list[Settlement]:
         clear = [s for s in batch if _lost_answer(s) is None]

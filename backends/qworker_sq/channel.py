@@ -21,7 +21,9 @@ from typing import Any
 import structlog
 
 from qworker.errors import BackendUnavailable
-from qworker.kit.files import make_directory, open_directory, open_regular, try_unlink, write_all
+from qworker.kit.files import make_directory, try_unlink
+from qworker.kit.opening import open_directory, open_regular
+from qworker.kit.own_files import write_own
 from qworker.kit.segments.format import split
 from qworker.kit.store_errors import store_errors
 from qworker_sq import holder
@@ -259,14 +261,7 @@ class Channel:
 
     def keep_body(self, place: int, body: bytes) -> None:
         """Write the body of a failed message, before the row of its failure. The next round syncs it."""
-        fd = open_regular(position_id(place), self._fail, os.O_RDWR | os.O_CREAT)
-        try:
-            os.ftruncate(fd, 0)
-            write_all(fd, body, 0)
-        except OSError:
-            os.close(fd)
-            raise
-        self._unsynced_bodies.append(fd)
+        self._unsynced_bodies.append(write_own(position_id(place), self._fail, body))
 
     def drop_bodies(self, places: Iterable[int]) -> None:
         """Delete kept bodies after the rows so far are synced."""

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from qworker.kit.files import open_regular, try_unlink, write_all, write_new
+from qworker.kit.files import try_unlink, write_all, write_new
+from qworker.kit.opening import open_regular
 from qworker.kit.segments.format import frame, scan
 from qworker.kit.store_errors import FULL
 

@@ -11,7 +11,7 @@ import threading
 
 import msgspec
 
-from qworker.kit.files import open_regular
+from qworker.kit.opening import open_regular
 
 __all__ = ["acquire", "release"]
 

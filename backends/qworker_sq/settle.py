@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qworker.kit.settle import Unstored
 from qworker.kit.store_errors import store_errors
 from qworker.message import SettleAction, Settlement
 from qworker_sq.channel import Channel
@@ -17,13 +18,16 @@ async def settle_in_channel(channel: Channel, settlements: Sequence[Settlement])
     """End leases of one channel and return the refused settlements."""
     # (place, token) of each lease that was ended, also when a later one raises.
     ended: list[tuple[int, int]] = []
+    unstored = Unstored()
     wake = any(settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP} for settlement in settlements)
     try:
         with store_errors(f"settle messages of {channel.topic.name}"):
             async with channel.section():
-                refused = _end_leases(channel, settlements, channel.topic.clock.time(), ended)
+                refused = _end_leases(channel, settlements, channel.topic.clock.time(), ended, unstored)
         if ended:
             await channel.commit(wake=wake)
+        with store_errors(f"settle messages of {channel.topic.name}"):
+            unstored.raise_error(settlements, refused)
     except BaseException:
         # They are ended, but perhaps not durably: a repetition succeeds, and makes it durable.
         channel.unsynced.update(ended)
@@ -32,7 +36,11 @@ async def settle_in_channel(channel: Channel, settlements: Sequence[Settlement])
 
 
 def _end_leases(
-    channel: Channel, settlements: Sequence[Settlement], now: float, ended: list[tuple[int, int]]
+    channel: Channel,
+    settlements: Sequence[Settlement],
+    now: float,
+    ended: list[tuple[int, int]],
+    unstored: Unstored,
 ) -> list[Settlement]:
     """End leases, in a section. They are durable after the channel's next commit."""
     refused: list[Settlement] = []
@@ -47,7 +55,11 @@ def _end_leases(
         elif settlement.action is SettleAction.ACK:
             acked[lease.place] = lease.token
         else:
-            _end_lease(channel, settlement, lease.place, now)
+            try:
+                _end_lease(channel, settlement, lease.place, now)
+            except OSError as error:
+                unstored.add(settlement, error)
+                continue
             ended.append((lease.place, lease.token))
     if acked:
         kept = [place for place in acked if channel.ledger.open[place].kept]

@@ -16,8 +16,8 @@ from pathlib import Path
 from qworker.clock import Clock
 from qworker.errors import InvalidName
 from qworker.kit.directory.missing import is_missing, queue_not_found
-from qworker.kit.files import open_directory
 from qworker.kit.inotify import Watcher
+from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import store_errors
 from qworker.message import Draft
 from qworker.names import check_queue

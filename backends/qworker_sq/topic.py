@@ -19,16 +19,9 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
 from qworker.clock import Clock
-from qworker.kit.files import (
-    find_identity,
-    lock_file,
-    make_directory,
-    open_directory,
-    open_regular,
-    write_all,
-    write_new,
-)
+from qworker.kit.files import find_identity, lock_file, make_directory, write_all, write_new
 from qworker.kit.linux import boot_id
+from qworker.kit.opening import open_directory, open_regular
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import STATE_SIZE, StateFile, encode_state
 from qworker_sq.names import place_of_id

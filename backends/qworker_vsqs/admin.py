@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from qworker.kit.files import has_entry, hide_directory, remove_whole_tree, try_unlink
+from qworker.kit.files import has_entry, hide_directory, make_empty, remove_whole_tree, try_unlink
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
@@ -65,8 +65,7 @@ async def pause(store: VsqsStore, name: str) -> None:
     """Pause a queue."""
     queue = store.require(name)
     with store_errors(f"pause {name}"):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        os.close(os.open("down", flags, 0o600, dir_fd=queue.side))
+        make_empty("down", queue.side)
         await store.sync(queue, [])
 
 

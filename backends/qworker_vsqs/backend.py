@@ -13,6 +13,7 @@ from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
 from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
+from qworker.kit.settle import settle_by_queue
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
@@ -120,14 +121,12 @@ class VsqsBackend(Backend):
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases and return the refused settlements."""
-        by_queue: dict[str, list[Settlement]] = {}
-        for settlement in settlements:
-            by_queue.setdefault(settlement.lease.message.queue, []).append(settlement)
-        refused: list[Settlement] = []
-        for queue, some in by_queue.items():
+
+        async def settle_in(queue: str, some: Sequence[Settlement]) -> list[Settlement]:
             directory = self._store.get(queue)
-            refused += some if directory is None else await settle_in_queue(self._store, directory, some)
-        return refused
+            return list(some) if directory is None else await settle_in_queue(self._store, directory, some)
+
+        return await settle_by_queue(settlements, settle_in)
 
     async def reap(self, queue: str) -> int:
         """Make expired messages ready with tries + 1, and due messages with the same tries."""

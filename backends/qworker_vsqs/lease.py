@@ -102,7 +102,7 @@ class VsqsLeases:
         try:
             body = queue.read(name)
         except OSError as error:
-            if error.errno not in NOT_A_FILE and not isinstance(error, IsADirectoryError):
+            if error.errno not in NOT_A_FILE:
                 queue.try_rename(name, str(number))
                 raise
             self._move_to_failed(queue, number, name, now)

@@ -11,7 +11,8 @@ import msgspec
 
 from qworker.errors import QueueFull
 from qworker.kit.directory.publish import sync_bodies, sync_names
-from qworker.kit.files import CREATE, list_names, try_unlink, write_all
+from qworker.kit.files import list_names, try_unlink, write_all
+from qworker.kit.opening import create_file
 from qworker.message import Draft
 from qworker_vsqs.names import leased_name, parse
 from qworker_vsqs.queue_dir import MessageInfo, QueueDirectory
@@ -117,7 +118,7 @@ class VsqsPublisher:
         while True:
             queue.last_id = number
             try:
-                fd = os.open(f"{number}.new", CREATE, 0o600, dir_fd=queue.fd)
+                fd = create_file(f"{number}.new", queue.fd)
             except FileExistsError:
                 number += 1
                 continue

@@ -18,7 +18,6 @@ import contextlib
 import fcntl
 import os
 import secrets
-import stat
 from collections.abc import AsyncGenerator, Callable
 
 import msgspec
@@ -26,19 +25,18 @@ import msgspec
 from qworker.clock import Clock
 from qworker.kit.directory.blocked import BlockedFiles
 from qworker.kit.files import (
-    CREATE,
-    READ,
     find_identity,
     has_entry,
     list_names,
     lock_file,
     make_directory,
-    open_directory,
-    open_regular,
     read_all,
+    read_file,
     try_unlink,
     write_all,
 )
+from qworker.kit.opening import create_file, open_directory, open_file, open_regular
+from qworker.kit.store_errors import NOT_A_FILE
 from qworker_vsqs.names import leased_name, parse
 from qworker_vsqs.window import IdWindow
 
@@ -161,16 +159,13 @@ class QueueDirectory:
         """Return a message's body; None if it is gone.
 
         Raises:
-            OSError: The file is not a regular file (ELOOP, EISDIR, EINVAL), or cannot be read.
+            OSError: The file is not a regular file (its number is in `NOT_A_FILE`), or cannot be read.
         """
         try:
-            fd = os.open(name, READ, dir_fd=self.fd if directory is None else directory)
+            fd, found = open_file(name, self.fd if directory is None else directory)
         except FileNotFoundError:
             return None
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise IsADirectoryError(f"{name} is not a regular file")
             return read_all(fd, found.st_size)
         finally:
             os.close(fd)
@@ -180,15 +175,19 @@ class QueueDirectory:
     def read_info(self, number: int) -> MessageInfo:
         """Return the info of a message, or an empty one if it does not exist or cannot be read."""
         try:
-            data = self.read(str(number), self.infos)
+            data = read_file(str(number), self.infos)
             return _NO_INFO if data is None else _decode(data)
-        except (ValueError, IsADirectoryError):
+        except ValueError:
+            return _NO_INFO
+        except OSError as error:
+            if error.errno not in NOT_A_FILE:
+                raise
             return _NO_INFO
 
     def write_info(self, number: int, info: MessageInfo) -> int:
         """Write the info of a message; return its descriptor, which the caller syncs and closes."""
         temporary = f".{secrets.token_hex(6)}"
-        fd = os.open(temporary, CREATE, 0o600, dir_fd=self.infos)
+        fd = create_file(temporary, self.infos)
         try:
             write_all(fd, msgspec.json.encode(info))
             os.rename(temporary, str(number), src_dir_fd=self.infos, dst_dir_fd=self.infos)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.kit.files import has_entry, try_unlink
+from qworker.kit.settle import Unstored
 from qworker.kit.store_errors import store_errors
 from qworker.message import SettleAction, Settlement
 from qworker_vsqs.lease import VsqsLease
@@ -26,20 +27,23 @@ async def settle_in_queue(
     files: list[int] = []
     # The leases that were ended, also when a later one raises.
     ended: list[VsqsLease] = []
+    unstored = Unstored()
     try:
         with store_errors(f"settle messages of {queue.name}"):
             try:
-                refused = await _end_leases(store, queue, settlements, files, ended)
+                refused = await _end_leases(store, queue, settlements, files, ended, unstored)
             finally:
                 if ended:
                     await store.sync(queue, files, has_info=bool(files))
+            unstored.raise_error(settlements, refused)
     except BaseException:
         # They are ended, but perhaps not durably: a repetition succeeds, and syncs them.
         for lease in ended:
             lease.is_unsynced = True
         raise
-    if any(settlement.action is not SettleAction.ACK for settlement in settlements):
-        store.wake()
+    finally:
+        if any(settlement.action is not SettleAction.ACK for settlement in settlements):
+            store.wake()
     return refused
 
 
@@ -49,6 +53,7 @@ async def _end_leases(
     settlements: Sequence[Settlement],
     files: list[int],
     ended: list[VsqsLease],
+    unstored: Unstored,
 ) -> list[Settlement]:
     refused: list[Settlement] = []
     with_info: list[Settlement] = []
@@ -62,17 +67,18 @@ async def _end_leases(
         elif settlement.action is SettleAction.ACK or (
             settlement.action is SettleAction.RELEASE and settlement.delay <= 0
         ):
-            if _ack_or_release(queue, settlement, lease):
-                ended.append(lease)
-            else:
-                refused.append(settlement)
+            _ack_or_release(queue, settlement, lease, ended, refused, unstored)
         else:
             with_info.append(settlement)
     if with_info:
         now = store.clock.time()
         async with queue.locked():
             for settlement in with_info:
-                fd = _fail_or_delay(queue, store.options.unit, settlement, now)
+                try:
+                    fd = _fail_or_delay(queue, store.options.unit, settlement, now)
+                except OSError as error:
+                    unstored.add(settlement, error)
+                    continue
                 if fd is None:
                     refused.append(settlement)
                 else:
@@ -82,14 +88,34 @@ async def _end_leases(
     return refused
 
 
-def _ack_or_release(queue: QueueDirectory, settlement: Settlement, lease: VsqsLease) -> bool:
-    name = leased_name(lease.number, lease.expiry)
-    if settlement.action is SettleAction.RELEASE:
-        if not queue.try_rename(name, str(lease.number)):
-            return False
-        queue.window.add(str(lease.number))
-        return True
-    if not try_unlink(name, queue.fd):
+def _ack_or_release(
+    queue: QueueDirectory,
+    settlement: Settlement,
+    lease: VsqsLease,
+    ended: list[VsqsLease],
+    refused: list[Settlement],
+    unstored: Unstored,
+) -> None:
+    try:
+        done = _release(queue, lease) if settlement.action is SettleAction.RELEASE else _ack(queue, lease)
+    except OSError as error:
+        unstored.add(settlement, error)
+        return
+    if done:
+        ended.append(lease)
+    else:
+        refused.append(settlement)
+
+
+def _release(queue: QueueDirectory, lease: VsqsLease) -> bool:
+    if not queue.try_rename(leased_name(lease.number, lease.expiry), str(lease.number)):
+        return False
+    queue.window.add(str(lease.number))
+    return True
+
+
+def _ack(queue: QueueDirectory, lease: VsqsLease) -> bool:
+    if not try_unlink(leased_name(lease.number, lease.expiry), queue.fd):
         return False
     queue.delete_info(lease.number)
     return True

@@ -15,6 +15,7 @@ from qworker.kit.file_system import FileSystem
 from qworker.kit.files import files_at_once, raise_file_limit
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Watcher, ignore
+from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import store_errors
 from qworker.names import check_queue
 from qworker_vsqs.options import VsqsOptions
@@ -56,7 +57,7 @@ class VsqsStore:
             return False
         with store_errors(f"open {self.path}"):
             os.makedirs(self.path, mode=0o700, exist_ok=True)
-            self.root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.root = open_directory(self.path)
             self._system = FileSystem(self.root)
             if self.options.durable:
                 self.group_commit = GroupCommit(self.root, self._system)

@@ -202,6 +202,9 @@ class Backend(abc.ABC):
         Each settlement is one atomic step. It is refused if the lease is lost, which the fencing token shows. The
         settlements are durable when the call returns. If the store can detect that a settlement has happened already,
         repeating it is not an error.
+
+        Raises:
+            BackendError: Some are not stored. If its cause is a `SettledInPart`, all others are.
         """
 
     @abc.abstractmethod

@@ -23,16 +23,8 @@ import msgspec
 
 from qworker.bulk.contract import IncompleteLoad, LoadDone, Manifest
 from qworker.errors import BackendError
-from qworker.kit.files import (
-    CREATE,
-    DIRECTORY,
-    link_file,
-    read_file,
-    remove_empty,
-    remove_tree,
-    try_unlink,
-    write_all,
-)
+from qworker.kit.files import link_file, read_file, remove_empty, remove_tree, try_unlink, write_all
+from qworker.kit.opening import create_file, open_directory
 
 __all__ = ["GONE", "RUN", "STAGED", "LoadFiles", "incomplete_loads", "names_in"]
 
@@ -73,14 +65,14 @@ class LoadFiles:
 
         def make() -> int:
             self._make(STAGED, self._path, path)
-            return os.open(path, DIRECTORY | os.O_NOFOLLOW, dir_fd=self._parent)
+            return open_directory(path, self._parent)
 
         return _repeated(make)
 
     def open_run(self, run: str) -> int | None:
         """Open the directory of a run. Return None if it does not exist."""
         try:
-            return os.open(self._run(run), DIRECTORY | os.O_NOFOLLOW, dir_fd=self._parent)
+            return open_directory(self._run(run), self._parent)
         except FileNotFoundError:
             return None
 
@@ -189,7 +181,7 @@ class LoadFiles:
     def mark(self, published: LoadDone) -> None:
         """Mark a step as done, unless a later one is."""
         written = self._write(msgspec.json.encode(published))
-        lock = os.open(".", DIRECTORY, dir_fd=self._parent)
+        lock = open_directory(".", self._parent)
         try:
             # No other process may replace the mark between the check and the rename: a step would be undone.
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -211,7 +203,7 @@ class LoadFiles:
 
     def _write(self, text: bytes) -> str:
         name = f"sealing-{secrets.token_hex(8)}"
-        fd = os.open(name, CREATE, self._mode & 0o666, dir_fd=self._parent)
+        fd = create_file(name, self._parent, self._mode & 0o666)
         try:
             write_all(fd, text)
             if self._durable:
@@ -234,7 +226,7 @@ class LoadFiles:
     def _sync(self, path: str) -> None:
         if self._durable:
             try:
-                fd = os.open(path, DIRECTORY, dir_fd=self._parent)
+                fd = open_directory(path, self._parent)
             except FileNotFoundError:
                 # The load is done: it has a mark.
                 return
@@ -272,7 +264,7 @@ def _repeated(step: Callable[[], T]) -> T:
 def names_in(path: str, parent: int) -> list[str]:
     """Return the names in a directory, or nothing if it does not exist."""
     try:
-        fd = os.open(path, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        fd = open_directory(path, parent)
     except (FileNotFoundError, NotADirectoryError):
         return []
     try:

@@ -34,8 +34,9 @@ from qworker.bulk.contract import (
 )
 from qworker.bulk.load_files import LoadFiles, incomplete_loads
 from qworker.errors import BackendError, UsageError
-from qworker.kit.files import CREATE, DIRECTORY, READ, write_all
+from qworker.kit.files import read_file, write_new
 from qworker.kit.max_body import check_batches
+from qworker.kit.opening import create_file, open_directory, open_entry, open_file
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Draft
@@ -111,7 +112,7 @@ class SpooledBulkWriter(BulkWriter):
             folder = files.make_run(run)
             name = f"{partition}.{attempt}"
             try:
-                fd = os.open(name, CREATE, 0o600, dir_fd=folder)
+                fd = create_file(name, folder)
                 try:
                     with os.fdopen(fd, "wb") as file:
                         count, size = _write(file, check_batches(batches, self._backend.max_body))
@@ -182,7 +183,7 @@ class SpooledBulkWriter(BulkWriter):
         """Remove the run's folder, and runs that are older than 36 hours."""
         with self._files() as files:
             await run_in_thread(BlockingCall.STAGE, files.discard, run)
-        parent = os.open(self._folder, DIRECTORY)
+        parent = open_directory(self._folder)
         try:
             await run_in_thread(BlockingCall.STAGE, clean_up_staged, parent, time.time() - _STRAY)
         finally:
@@ -200,21 +201,19 @@ class SpooledBulkWriter(BulkWriter):
         return self._folder / f"progress-{self.name}-{step}"
 
     def _progress(self, step: int) -> _Progress:
+        folder = open_directory(self._folder)
         try:
-            return msgspec.json.decode(self._progress_file(step).read_bytes(), type=_Progress)
-        except FileNotFoundError:
-            return _Progress()
+            stored = read_file(self._progress_file(step).name, folder)
+        finally:
+            os.close(folder)
+        return _Progress() if stored is None else msgspec.json.decode(stored, type=_Progress)
 
     def _keep(self, step: int, progress: _Progress) -> None:
-        path = self._progress_file(step)
-        written = path.with_name(f"{path.name}.{os.getpid()}")
-        fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        folder = open_directory(self._folder)
         try:
-            write_all(fd, msgspec.json.encode(progress))
-            os.fsync(fd)
+            write_new(self._progress_file(step).name, folder, msgspec.json.encode(progress))
         finally:
-            os.close(fd)
-        written.rename(path)
+            os.close(folder)
 
     # -- the folder --------------------------------------------------------------------------------------------------
 
@@ -222,7 +221,7 @@ class SpooledBulkWriter(BulkWriter):
     def _files(self) -> Generator[LoadFiles]:
         with store_errors(f"use the folder of staged messages {self._folder}"):
             self._folder.mkdir(_MODE, parents=True, exist_ok=True)
-            fd = os.open(self._folder, DIRECTORY)
+            fd = open_directory(self._folder)
             try:
                 yield LoadFiles(fd, fd, self.name, mode=_MODE, durable=True)
             finally:
@@ -231,7 +230,7 @@ class SpooledBulkWriter(BulkWriter):
     @asynccontextmanager
     async def _alone(self) -> AsyncGenerator[None]:
         """Allow only one process to publish at a time: two would both publish a batch that neither has recorded yet."""
-        fd = os.open(self._folder / f"lock-{self.name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_entry(self._folder / f"lock-{self.name}", os.O_RDWR | os.O_CREAT)
         try:
             await run_in_thread(BlockingCall.LOCK, fcntl.flock, fd, fcntl.LOCK_EX)
             yield
@@ -248,7 +247,7 @@ async def incomplete_spooled(backend: Backend, queue: str, folder: Path | None) 
         return []
     with store_errors(f"read the folder of staged messages {place}"):
         try:
-            fd = os.open(place, DIRECTORY)
+            fd = open_directory(place)
         except FileNotFoundError:
             return []
         try:
@@ -281,7 +280,7 @@ def _staged(files: LoadFiles, partition: StagedPartition) -> Generator[BinaryIO 
         yield None
         return
     try:
-        fd = os.open(f"{partition.partition}.{partition.attempt}", READ, dir_fd=folder)
+        fd, _ = open_file(f"{partition.partition}.{partition.attempt}", folder)
     except FileNotFoundError:
         yield None
         return

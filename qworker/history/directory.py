@@ -20,7 +20,7 @@ from qworker.history.log_reader import LogReader
 from qworker.history.log_writer import LogLocked, Writer, start_log
 from qworker.history.retention import prune
 from qworker.history.store import HistoryOptions, HistoryStore
-from qworker.kit.files import open_directory
+from qworker.kit.opening import open_directory, open_entry
 from qworker.kit.store_errors import FULL, store_error
 from qworker.url import BackendURL
 
@@ -124,7 +124,7 @@ class DirectoryHistory(HistoryStore):
             os.chmod(self._path, mode)
         except FileExistsError:
             pass
-        self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._root = open_entry(self._path, os.O_RDONLY | os.O_DIRECTORY)
         self._writer = start_log(self._root, self._clock, shared=self._shared, avoid=self._broken)
 
     def _pause(self, error: OSError, now: float) -> None:

@@ -15,7 +15,8 @@ from qworker.history.event import Event
 from qworker.history.log_writer import is_dead
 from qworker.history.retention import remove_log
 from qworker.history.store import parse_position, sort_by_time
-from qworker.kit.files import open_directory, open_regular, try_unlink
+from qworker.kit.files import try_unlink
+from qworker.kit.opening import open_directory, open_regular
 from qworker.kit.segments.format import position, segment_name, split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import StateFile

@@ -21,8 +21,9 @@ import socket
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
-from qworker.kit.files import find_identity, make_directory, open_directory, open_regular, write_all, write_new
+from qworker.kit.files import find_identity, make_directory, write_all, write_new
 from qworker.kit.linux import boot_id
+from qworker.kit.opening import open_directory, open_regular
 from qworker.kit.segments.format import segment_name, split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import StateFile, encode_state
@@ -204,7 +205,7 @@ def is_dead(folder: int) -> bool:
         OSError: It is unknown.
     """
     try:
-        fd = os.open(f"{_SIDE}/{_WRITER}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        fd = open_regular(f"{_SIDE}/{_WRITER}", folder)
     except FileNotFoundError:
         return True
     try:

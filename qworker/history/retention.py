@@ -9,7 +9,8 @@ import secrets
 import msgspec
 
 from qworker.history.log_writer import is_dead
-from qworker.kit.files import open_directory, remove_tree, try_unlink
+from qworker.kit.files import remove_tree, try_unlink
+from qworker.kit.opening import open_directory
 from qworker.kit.segments.format import segment_name
 from qworker.kit.segments.log import Log
 

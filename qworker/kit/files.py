@@ -13,12 +13,10 @@ import time
 from collections.abc import AsyncIterator
 
 from qworker.kit.linux import has_writer
+from qworker.kit.opening import create_file, open_directory, open_entry, open_file, open_regular
 from qworker.kit.store_errors import NOT_A_FILE, NOT_EMPTY, NOT_SUPPORTED, Unsupported
 
 __all__ = [
-    "CREATE",
-    "DIRECTORY",
-    "READ",
     "change_mode",
     "check_writable",
     "close_all",
@@ -32,10 +30,9 @@ __all__ = [
     "list_names",
     "lock_file",
     "make_directory",
+    "make_empty",
     "make_fifo",
     "name_slices",
-    "open_directory",
-    "open_regular",
     "raise_file_limit",
     "read_all",
     "read_file",
@@ -48,12 +45,8 @@ __all__ = [
     "write_new",
 ]
 
-# No link is followed, no FIFO blocks, and a program that a handler starts inherits nothing.
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
+# The most bytes that are read of a small file.
+_SMALL = 1 << 20
 # Files in one batch.
 _BATCH = 1000
 # Directory entries read between two turns of the loop; about 1 ms of work.
@@ -130,20 +123,21 @@ def read_all(fd: int, size: int) -> bytes:
 
 
 def read_file(name: str, directory: int) -> bytes | None:
-    """Return the content of a small file, or None if it does not exist."""
+    """Return the content of a small file, or None if it does not exist.
+
+    Of a file larger than 1 MiB, only the first MiB is read: it was not written by qworker.
+
+    Raises:
+        OSError: It cannot be read; with a number in `NOT_A_FILE`: it is not a regular file.
+    """
     try:
-        fd = os.open(name, READ, dir_fd=directory)
+        fd, found = open_file(name, directory)
     except FileNotFoundError:
         return None
     try:
-        return read_all(fd, os.fstat(fd).st_size)
+        return os.read(fd, _SMALL) if found.st_size >= _SMALL else read_all(fd, found.st_size)
     finally:
         os.close(fd)
-
-
-def open_directory(path: str | bytes, parent: int | None = None) -> int:
-    """Open a directory that is not a link."""
-    return os.open(path, DIRECTORY if parent is None else DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
 
 
 def make_directory(name: str, parent: int) -> int:
@@ -155,17 +149,12 @@ def make_directory(name: str, parent: int) -> int:
     return open_directory(name, parent)
 
 
-def open_regular(name: str, parent: int, flags: int = os.O_RDWR) -> int:
-    """Open a regular file.
-
-    Raises:
-        OSError: It cannot be opened, is a link, or is not a regular file.
-    """
-    fd = os.open(name, flags | _SAFE, 0o600, dir_fd=parent)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, f"{name} is not a regular file")
-    return fd
+def make_empty(name: str, parent: int, mode: int = 0o600) -> None:
+    """Create an empty file, whose name alone says something. Whatever has the name already says the same."""
+    try:
+        os.close(create_file(name, parent, mode))
+    except FileExistsError:
+        pass
 
 
 async def lock_file(fd: int) -> None:
@@ -338,7 +327,7 @@ def remove_tree(name: str, parent: int) -> bool:
 
 def _remove_once(name: str, parent: int) -> bool:
     try:
-        fd = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        fd = open_directory(name, parent)
     except FileNotFoundError:
         return True
     except NotADirectoryError:
@@ -403,7 +392,7 @@ async def name_slices(directory: int) -> AsyncIterator[list[str]]:
     names: list[str] = []
     # It needs its own descriptor: a listing in slices would share its position with every other listing of the same
     # descriptor.
-    fd = os.open(".", DIRECTORY, dir_fd=directory)
+    fd = open_directory(".", directory)
     try:
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -423,7 +412,7 @@ def is_finished(name: str, directory: int) -> bool | None:
     If the kernel cannot report writers, a file that has not changed for a second is finished.
     """
     try:
-        fd = os.open(name, READ, dir_fd=directory)
+        fd = open_entry(name, os.O_RDONLY, directory)
     except OSError as error:
         if error.errno == errno.ENOENT or error.errno in NOT_A_FILE:
             return None

@@ -12,11 +12,13 @@ from typing import Any
 
 from qworker import log_events as events
 from qworker.failure_text import error_type, summary_of
+from qworker.kit.settle import SettledInPart
 from qworker.kit.store_errors import is_final_for_message
 from qworker.logs import debug_enabled, one_line
 from qworker.message import OUTCOMES, SettleAction, Settlement
 from qworker.worker.delivery import Delivery, Outcome
 from qworker.worker.outage import BACKEND_ERRORS
+from qworker.worker.set_aside import SetAside
 from qworker.worker.state import WorkerState
 
 __all__ = ["SENDERS", "Settler"]
@@ -52,6 +54,8 @@ class Settler:
         self._pending: list[Delivery] = []
         # Deliveries whose lease is being extended.
         self._waiting: list[Delivery] = []
+        # Deliveries that the store cannot settle while it settles others.
+        self._aside = SetAside(state.log, self.submit)
         # Batches that are being sent, with the pauses after errors.
         self._batches = 0
         self._wake: asyncio.Event = asyncio.Event()
@@ -99,7 +103,8 @@ class Settler:
         """Settle what is left when no `run` is active. Return False if `patience` seconds were not enough."""
         try:
             async with asyncio.timeout(patience):
-                while self._pending or self._waiting:
+                self._aside.submit_all()
+                while self._pending or self._waiting or self._aside.waiting:
                     if self._pending:
                         await self.send()
                     else:
@@ -124,14 +129,15 @@ class Settler:
             raise
         finally:
             self._batches -= 1
-            if not (self._pending or self._waiting or self._batches):
+            if not (self._pending or self._waiting or self._batches or self._aside.waiting):
                 self._idle.set()
 
     async def _send(self, deliveries: list[Delivery]) -> None:
         """Settle deliveries in batches.
 
-        A batch that fails goes behind the others and halves the size of the next one, and a success doubles it. So one
-        settlement that the store cannot take delays no other, and soon after an outage batches are as large as before.
+        A batch that fails goes behind the others and halves the size of the next one, and a success doubles it. So soon
+        after an outage batches are as large as before. A settlement that the store cannot take while it takes others is
+        set aside, and delays no other.
         """
         size = len(deliveries)
         while deliveries:
@@ -140,6 +146,10 @@ class Settler:
             try:
                 refused = await self._settle(batch)
             except BACKEND_ERRORS as error:
+                unstored = self._end_stored(batch, error, at)
+                if unstored is not None:
+                    self._set_aside(unstored, error)
+                    continue
                 pause = self._outage.record_failure(error)
                 size = (len(batch) + 1) // 2
                 batch = self._abandon_expired(batch, error)
@@ -147,10 +157,39 @@ class Settler:
                     batch = self._instead(batch[0], error)
                 deliveries += batch
                 await asyncio.sleep(pause)
+                if len(deliveries) == 1 and self._pending:
+                    # With others beside it, the store shows whether it cannot take this one alone.
+                    self._pending[:0] = deliveries
+                    return
             else:
                 size *= 2
                 self._outage.record_success()
+                self._aside.forget(batch)
                 self._end(batch, refused, at)
+
+    def _end_stored(self, batch: list[Delivery], error: BaseException, at: float) -> list[Delivery] | None:
+        """End what was stored of a batch in which an error concerns single messages, and return the others.
+
+        Returns:
+            None: as far as is known, the error concerns the store.
+        """
+        part = error.__cause__
+        if not isinstance(part, SettledInPart):
+            return batch if self._aside.knows(batch) else None
+        left = {id(settlement) for settlement in part.unstored}
+        stored = [delivery for delivery in batch if id(delivery.settlement) not in left]
+        self._outage.record_success()
+        self._aside.forget(stored)
+        self._end(stored, list(part.refused), at)
+        return [delivery for delivery in batch if id(delivery.settlement) in left]
+
+    def _set_aside(self, batch: list[Delivery], error: BaseException) -> None:
+        """Let deliveries wait, each for its own next try."""
+        batch = self._abandon_expired(batch, error)
+        if len(batch) == 1 and is_final_for_message(error):
+            batch = self._instead(batch[0], error)
+        for delivery in batch:
+            self._aside.add(delivery, error)
 
     def _instead(self, delivery: Delivery, error: BaseException) -> list[Delivery]:
         """Fail a message whose outcome the store can never take. If it cannot be failed either, its lease expires."""
@@ -182,6 +221,7 @@ class Settler:
     def _abandon(self, deliveries: list[Delivery], error: BaseException) -> None:
         for delivery in deliveries:
             self._held.discard(delivery)
+            self._aside.forget([delivery])
             self._end_lost(delivery, events.SETTLEMENT_ABANDONED, one_line(str(error)))
         if deliveries:
             self._events.messages_settled()

@@ -11,8 +11,9 @@ import pytest
 
 from qworker.kit import files, linux
 from qworker.kit.directory.liveness import LivenessFile, has_died
-from qworker.kit.files import DIRECTORY, close_all
+from qworker.kit.files import close_all
 from qworker.kit.inotify import Inotify
+from qworker.kit.opening import open_directory
 
 # A writer: says how its open went, keeps the file open until it is told, and appends.
 WRITER = """
@@ -31,10 +32,10 @@ os.write(fd, b"more")
 # read lease and giving it back. In a process of its own, which the kernel's signal would end if it were the usual one.
 ASKING = """
 import fcntl, os, signal, subprocess, sys
-from qworker.kit import files, linux
+from qworker.kit import linux, opening
 
 path, flags, writer = sys.argv[1:]
-fd = os.open(path, files.READ)
+fd = opening.open_entry(path, os.O_RDONLY)
 started = []
 
 def between(descriptor, command, argument=0, ask=fcntl.fcntl):
@@ -119,7 +120,7 @@ def test_a_tree_is_removed_while_another_process_writes_into_it(
         return remove(name, parent)
 
     monkeypatch.setattr(files, "remove_empty", slow)
-    parent = os.open(tmp_path, DIRECTORY)
+    parent = open_directory(tmp_path)
     try:
         assert files.remove_tree("tree", parent)
         assert os.listdir(parent) == []
@@ -135,7 +136,7 @@ async def test_inotify_reports_arrivals_and_removals_by_name(tmp_path: Path) -> 
     inotify = Inotify()
     came: list[str | None] = []
     left: list[str | None] = []
-    directory = os.open(tmp_path, DIRECTORY)
+    directory = open_directory(tmp_path)
     try:
         watch = inotify.watch(directory, came.append, left.append)
         assert not inotify.drain()
@@ -157,7 +158,7 @@ async def test_inotify_reports_arrivals_and_removals_by_name(tmp_path: Path) -> 
 def test_a_holder_is_dead_when_its_file_is_gone_or_unlocked(tmp_path: Path, local: bool) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "workers").mkdir()
-    tmp, workers = os.open(tmp_path / "tmp", DIRECTORY), os.open(tmp_path / "workers", DIRECTORY)
+    tmp, workers = open_directory(tmp_path / "tmp"), open_directory(tmp_path / "workers")
     try:
         held = LivenessFile(tmp, workers, "a", note="\n1\n")
         assert not has_died(workers, "a", local=local)

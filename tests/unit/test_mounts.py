@@ -10,8 +10,8 @@ from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL
 from qworker.kit import file_system, linux
 from qworker.kit.file_system import FileSystem, durability_at
-from qworker.kit.files import DIRECTORY
 from qworker.kit.mounts import Mount, find_mount
+from qworker.kit.opening import open_directory
 from qworker.tools.doctor import run_checks
 
 # Fedora's default: one btrfs, two subvolumes. `stat` gives files there device numbers that stand in no line.
@@ -130,7 +130,7 @@ def test_a_file_system_that_nothing_is_known_of_promises_nothing(
 
 
 def test_this_directory_is_where_its_device_is(tmp_path: Path) -> None:
-    fd = os.open(tmp_path, DIRECTORY)
+    fd = open_directory(tmp_path)
     try:
         system = FileSystem(fd)
     finally:

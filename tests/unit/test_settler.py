@@ -11,6 +11,7 @@ import structlog
 from qworker import Context, Fail, State
 from qworker.errors import BackendUnavailable
 from qworker.failure_text import summary
+from qworker.kit.settle import SettledInPart
 from qworker.message import Selection, SettleAction
 from qworker.testing.wait_until import wait_until
 
@@ -208,3 +209,34 @@ async def test_a_drain_waits_for_the_last_settlement(app):
         app.store.broken = set()
         assert await running
     assert worker.counts.acked == 1
+
+
+async def test_a_settlement_that_cannot_be_stored_is_tried_again_alone_while_the_others_end_once(app, monkeypatch):
+    settle, batches, tries = app.store.settle, [], []
+
+    async def in_part(settlements):
+        bad = [one for one in settlements if b'"bad"' in one.lease.message.body]
+        others = [one for one in settlements if one not in bad]
+        batches.append([one.lease.message.id for one in others])
+        refused = await settle(others) if others else []
+        if bad and len(tries) < 5:
+            tries.append(bad)
+            error = OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            raise BackendUnavailable("cannot settle") from (SettledInPart(error, bad, refused) if others else error)
+        return refused + await settle(bad)
+
+    monkeypatch.setattr(app.store, "settle", in_part)
+
+    @app.task
+    async def bad() -> None: ...
+
+    @app.task
+    async def beside() -> None: ...
+
+    await app.enqueue_many([bad.call(), *[beside.call() for _ in range(50)]])
+    with structlog.testing.capture_logs() as logs:
+        worker = await app.burst(concurrency=60)
+    assert (worker.counts.acked, worker.counts.lost, len(tries)) == (51, 0, 5)
+    settled = [message for batch in batches for message in batch]
+    assert len(settled) == len(set(settled)) == 50
+    assert [line["event"] for line in logs].count("settlement_delayed") == 1

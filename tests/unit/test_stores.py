@@ -29,7 +29,7 @@ from qworker.history import log_writer as writer
 from qworker.history.batch import EventBatch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.store import HistoryOptions
-from qworker.kit.directory import reasons
+from qworker.kit import own_files
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.parts import make_shares
@@ -210,7 +210,7 @@ async def test_an_error_of_a_settlement_is_final_for_the_same_numbers_on_all(
         await backend.publish("q", [Draft(body=b"x")])
         (lease,) = await backend.lease("q", 1, 10.0)
         settlements = [Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="no")]
-        for module in (reasons, frames, queue_dir):
+        for module in (own_files, frames, queue_dir):
             monkeypatch.setattr(module, "write_all", _failing(number))
         monkeypatch.setattr(settle, "_write_reason", _failing(number))
         with pytest.raises((BackendError, OSError)) as caught:

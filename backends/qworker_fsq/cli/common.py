@@ -15,7 +15,7 @@ from qworker.cli.fsq_statuses import EXIT_TEMPORARY, EXIT_USAGE, FsqStatusComman
 from qworker.cli.options import URLCommand
 from qworker.cli.output import echo
 from qworker.errors import InvalidURL, QworkerError, UsageError
-from qworker.kit.files import DIRECTORY
+from qworker.kit.opening import open_directory
 from qworker.url import BackendURL
 from qworker_fsq.environment import Constants
 from qworker_fsq.options import FsqOptions, parse_root
@@ -92,7 +92,7 @@ def open_fsq_root(url: str, **constants: str | None) -> Generator[FsqRoot]:
     given = {name: value for name, value in constants.items() if value is not None}
     known = FsqOptions.from_url(parsed).constants.changed(**given)
     directory = str(parse_root(parsed, known))
-    fd = os.open(directory, DIRECTORY)
+    fd = open_directory(directory)
     try:
         yield FsqRoot(directory, known, fd)
     finally:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from qworker.errors import BackendError, QworkerError
-from qworker.kit.files import DIRECTORY
+from qworker.kit.opening import open_directory
 from qworker_fsq.environment import Constants
 from qworker_fsq.layout import require_queue
 from qworker_fsq.options import check_host
@@ -48,7 +47,7 @@ class RpcMethods:
     """
 
     def __init__(self, directory: str, constants: Constants) -> None:
-        self._root = os.open(directory, DIRECTORY)
+        self._root = open_directory(directory)
         self._constants = constants
         self._methods: Mapping[str, Callable[..., Any]] = {
             "enqueue": self._enqueue,

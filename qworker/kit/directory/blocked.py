@@ -19,7 +19,8 @@ import structlog
 
 from qworker import log_events as events
 from qworker.clock import Clock
-from qworker.kit.files import CREATE, has_entry, list_names, open_directory, read_file, try_unlink, write_new
+from qworker.kit.files import has_entry, list_names, read_file, try_unlink, write_new
+from qworker.kit.opening import create_file, open_directory
 from qworker.kit.store_errors import FULL, STORE_WIDE
 from qworker.names import printable
 
@@ -63,7 +64,7 @@ def is_about_one_file(error: OSError, scratch: int, *way: int) -> bool:
     probe = f".probe-{secrets.token_hex(8)}"
     place = scratch
     try:
-        os.close(os.open(probe, CREATE, 0o600, dir_fd=scratch))
+        os.close(create_file(probe, scratch))
         for next_place in way or (scratch,):
             os.rename(probe, probe, src_dir_fd=place, dst_dir_fd=next_place)
             place = next_place

@@ -15,9 +15,10 @@ from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
 from qworker.kit.directory.blocked import BlockedRecords
 from qworker.kit.directory.queue_files import QueueFiles
 from qworker.kit.directory.reasons import read_reason
-from qworker.kit.files import READ, list_names, read_all
+from qworker.kit.files import list_names, read_all
 from qworker.kit.find import find_each, stamp
 from qworker.kit.max_body import describe_too_large
+from qworker.kit.opening import open_entry
 from qworker.kit.parts import HashShare
 from qworker.kit.store_errors import UNREADABLE
 from qworker.message import FinishedMessage, Message, Query, QueueStats, Selection, State, StoredMessage
@@ -271,7 +272,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
     def _read_file(self, file: MessageFile) -> tuple[os.stat_result, bytes, str | None]:
         """Read a file's status, contents and original id. If it is not a readable regular file, it has no contents."""
         try:
-            fd = os.open(file.name, READ, dir_fd=file.directory)
+            fd = open_entry(file.name, os.O_RDONLY, file.directory)
         except OSError as error:
             if error.errno not in UNREADABLE:
                 raise

@@ -16,8 +16,9 @@ from qworker.kit.directory.blocked import BlockedFile, BlockedRecords
 from qworker.kit.directory.queue_files import is_queue
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.file_system import FileSystem
-from qworker.kit.files import link_file, make_fifo, open_directory
+from qworker.kit.files import link_file, make_fifo
 from qworker.kit.linux import CREATE, MOUNTINFO, add_inotify_watch, open_inotify, parse_inotify_events
+from qworker.kit.opening import create_file, open_directory, open_entry
 from qworker.kit.store_errors import FULL, store_error
 from qworker.kit.threads import BlockingCall, run_in_thread
 
@@ -231,7 +232,7 @@ def _try_rename(probe: str) -> Check:
 
 def try_link(probe: str) -> Check:
     """Check that there are hard links."""
-    directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = open_directory(probe)
     try:
         _make(os.path.join(probe, "link-a"), b"")
         link_file("link-a", "link-b", directory, directory)
@@ -246,7 +247,7 @@ def try_link(probe: str) -> Check:
 
 def try_fifo(probe: str) -> Check:
     """Check that there are named pipes."""
-    directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = open_directory(probe)
     try:
         make_fifo("fifo", 0o600, directory)
     finally:
@@ -257,13 +258,13 @@ def try_fifo(probe: str) -> Check:
 def _try_sync(probe: str) -> Check:
     began = time.perf_counter()
     path = os.path.join(probe, "sync")
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = create_file(path, None)
     try:
         os.write(descriptor, b"x")
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
-    directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = open_directory(probe)
     try:
         os.fsync(directory)
     finally:
@@ -274,8 +275,8 @@ def _try_sync(probe: str) -> Check:
 def _try_flock(probe: str) -> Check:
     path = os.path.join(probe, "flock")
     _make(path, b"")
-    first = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    first = open_entry(path, os.O_RDWR)
+    second = open_entry(path, os.O_RDWR)
     try:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
@@ -289,7 +290,7 @@ def _try_flock(probe: str) -> Check:
 
 
 def _try_inotify(probe: str) -> Check:
-    directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = open_directory(probe)
     try:
         descriptor = open_inotify()
     except OSError as error:
@@ -335,7 +336,7 @@ def _try_clock(probe: str) -> Check:
 
 
 def _make(path: str, content: bytes) -> None:
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = create_file(path, None)
     try:
         os.write(descriptor, content)
     finally:

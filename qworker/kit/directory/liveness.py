@@ -11,11 +11,15 @@ import fcntl
 import os
 import weakref
 
-from qworker.kit.files import CREATE, READ, has_entry, read_all, try_unlink, write_all
+from qworker.kit.files import has_entry, try_unlink, write_all
 from qworker.kit.linux import boot_id
+from qworker.kit.opening import create_file, open_file
 from qworker.kit.store_errors import DENIED, NOT_A_FILE
 
 __all__ = ["LivenessFile", "has_died"]
+
+# Bytes that are read of a file. The boot id comes first.
+_LONGEST = 4096
 
 _open_files: weakref.WeakSet[LivenessFile] = weakref.WeakSet()
 
@@ -34,7 +38,7 @@ class LivenessFile:
     def __init__(self, tmp: int, workers: int, holder: str, mode: int = 0o600, note: str = "") -> None:
         self._workers = workers
         self.holder = holder
-        self._fd = os.open(holder, CREATE, mode, dir_fd=tmp)
+        self._fd = create_file(holder, tmp, mode)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(self._fd, f"{boot_id()}{note}".encode())
@@ -90,7 +94,7 @@ def has_died(workers: int, holder: str, *, local: bool) -> bool:
         local: True if no other machine uses the directory.
     """
     try:
-        fd = os.open(holder, READ, dir_fd=workers)
+        fd, _ = open_file(holder, workers)
     except FileNotFoundError:
         # It removed the file itself, or was found dead before: the file is created before the first lease.
         return True
@@ -106,7 +110,7 @@ def has_died(workers: int, holder: str, *, local: bool) -> bool:
             return False
         # Unlocked explicitly: a child forked at this moment would keep the lock that closing here leaves.
         fcntl.flock(fd, fcntl.LOCK_UN)
-        boot = read_all(fd, os.fstat(fd).st_size).partition(b"\n")[0].decode(errors="replace")
+        boot = os.read(fd, _LONGEST).partition(b"\n")[0].decode(errors="replace")
         # On a disk that other machines use, another machine's lock may be unknown here.
         return local or boot == boot_id()
     finally:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
-from qworker.kit.files import read_file, write_all
+from qworker.kit.files import read_file
+from qworker.kit.own_files import write_own
+from qworker.kit.store_errors import UNREADABLE
 from qworker.names import printable
 
 __all__ = ["read_reason", "write_reason"]
-
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_reason(fail: int, name: str, reason: str, *, mode: int) -> int:
@@ -27,19 +25,17 @@ def write_reason(fail: int, name: str, reason: str, *, mode: int) -> int:
     Raises:
         OSError: The reason is not stored, and nothing of it is left.
     """
-    fd = os.open(name, _WRITE, mode, dir_fd=fail)
-    try:
-        write_all(fd, reason.encode(errors="surrogatepass"))
-    except BaseException:
-        os.close(fd)
-        os.unlink(name, dir_fd=fail)
-        raise
-    return fd
+    return write_own(name, fail, reason.encode(errors="surrogatepass"), mode)
 
 
 def read_reason(fail: int, name: str) -> str | None:
     """Return a reason that any program stored, or None."""
-    raw = read_file(name, fail)
+    try:
+        raw = read_file(name, fail)
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        return None
     if raw is None:
         return None
     try:

@@ -7,7 +7,8 @@ import os
 import structlog
 
 from qworker import log_events as events
-from qworker.kit.files import DIRECTORY, raise_file_limit
+from qworker.kit.files import raise_file_limit
+from qworker.kit.opening import open_directory
 
 __all__ = ["most_leases", "open_root", "warn_of_limit"]
 
@@ -22,10 +23,10 @@ def open_root(directory: str, mode: int) -> int:
         OSError: It cannot be opened.
     """
     try:
-        return os.open(directory, DIRECTORY)
+        return open_directory(directory)
     except FileNotFoundError:
         os.makedirs(directory, mode, exist_ok=True)
-        return os.open(directory, DIRECTORY)
+        return open_directory(directory)
 
 
 def most_leases() -> int:

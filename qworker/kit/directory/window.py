@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Container
 from itertools import islice
 
-from qworker.kit.files import DIRECTORY
+from qworker.kit.opening import open_directory
 
 __all__ = ["Window"]
 
@@ -222,7 +222,7 @@ class Window:
             await self._list()
 
     async def _list(self) -> None:
-        fd = os.open(".", DIRECTORY, dir_fd=self._directory)
+        fd = open_directory(".", self._directory)
         try:
             mtime = os.fstat(fd).st_mtime_ns
             settled = self._local and time.time_ns() - mtime > _TICK_NS

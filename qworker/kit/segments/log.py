@@ -12,7 +12,8 @@ import os
 import msgspec
 
 from qworker.clock import Clock
-from qworker.kit.files import open_regular, write_all
+from qworker.kit.files import write_all
+from qworker.kit.opening import open_regular
 from qworker.kit.segments.format import (
     HEADER_SIZE,
     RECORD_SIZE,

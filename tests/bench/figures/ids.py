@@ -107,7 +107,8 @@ def ask(given: dict[str, Any]) -> dict[str, float]:
         started = time.perf_counter_ns()
         for each in range(count):
             await call(each)
-        return float(time.perf_counter_ns() - started) / count / 1e3
+        mean: float = (time.perf_counter_ns() - started) / count / 1e3
+        return mean
 
     async def run() -> dict[str, float]:
         backend = open_backend(given["url"])

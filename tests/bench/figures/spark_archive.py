@@ -62,7 +62,7 @@ def fill(given: dict[str, Any]) -> None:
 
     from figures.spark_read import body
     from qworker.backend.registry import open_backend
-    from qworker.kit.files import DIRECTORY
+    from qworker.kit.opening import open_directory
     from qworker.names import new_ids
     from qworker_file.names import item_name
 
@@ -73,7 +73,7 @@ def fill(given: dict[str, Any]) -> None:
 
     asyncio.run(create())
     path = given["url"].partition("://")[2].partition("?")[0]
-    done = os.open(f"{path}/{_QUEUE}/done", DIRECTORY)
+    done = open_directory(f"{path}/{_QUEUE}/done")
     for number, stem in enumerate(new_ids(given["count"])):
         fd = os.open(item_name(stem, 0, ("thumbnail",)), os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=done)
         os.write(fd, body(number))
