@@ -7,6 +7,7 @@ most a second.
 from __future__ import annotations
 
 import asyncio
+import errno
 import heapq
 import os
 import time
@@ -212,6 +213,11 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
     def _lease_one(self, name: str, visibility: float) -> FsqLease | None:
         now = self._clock.time()
         claimed = claim(self.files, name, self._limits, now=now)
+        if claimed is SkipReason.REFUSED:
+            self._put_off.add(name)
+            self._blocked[self.files.queue].add(name, os.strerror(errno.EACCES))
+            self._has_blocked = True
+            return None
         if self._has_blocked:
             self._unblock(self.files.queue, name)
         if isinstance(claimed, ClaimedItem):

@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from qworker.errors import UsageError
+from qworker.kit.directory.blocked import is_about_one_file
 from qworker.kit.directory.liveness import has_died
 from qworker.kit.files import is_finished, list_names
 from qworker.kit.inotify import Watcher
@@ -69,15 +70,28 @@ class Mover:
             parts = split_name(name)
             if parts is None:
                 continue
-            finished = is_finished(name, root.new)
-            if not finished:
-                self._has_unfinished |= finished is False
-                continue
-            queue, message_id = parts
-            open_queue = self._store.get_or_create(queue)
-            if try_rename(name, root.new, message_id, open_queue.dirs.ready):
-                open_queue.window.add(message_id)
-                self._store.wake(queue)
+            try:
+                finished = is_finished(name, root.new)
+                if not finished:
+                    self._has_unfinished |= finished is False
+                    continue
+                self._move(name, *parts)
+            except OSError as error:
+                if not is_about_one_file(error, root.tmp):
+                    raise
+                # The messages behind it must not wait for it.
+                self._store.get_or_create(parts[0]).blocked.add(f"new/{name}", error.strerror or str(error))
+                self._has_unfinished = True
+
+    def _move(self, name: str, queue: str, message_id: str) -> None:
+        open_queue = self._store.get_or_create(queue)
+        if f"new/{name}" in open_queue.blocked:
+            self._has_unfinished = True
+            return
+        if try_rename(name, self._store.root.new, message_id, open_queue.dirs.ready):
+            open_queue.window.add(message_id)
+            self._store.wake(queue)
+        open_queue.blocked.forget(f"new/{name}")
 
 
 class Trash:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import heapq
 import os
 import random
@@ -10,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 
 from qworker.kit.opening import open_directory
+from qworker.kit.store_errors import DAMAGED
 from qworker_mq.ids import parse_ticks, to_ticks
 from qworker_mq.layout import is_usable_id
 
@@ -35,7 +37,10 @@ def read_order(name: str, directory: int) -> int:
         return ticks
     try:
         return to_ticks(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime)
-    except FileNotFoundError:
+    except OSError as error:
+        # It is gone, or its inode is damaged: an attempt to lease it finds out.
+        if error.errno != errno.ENOENT and error.errno not in DAMAGED:
+            raise
         return 0
 
 

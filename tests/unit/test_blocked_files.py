@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock
 from qworker.url import BackendURL
 from qworker_file import FileBackend
+from tests.support.immutable import make_immutable
 
 BAD = "_20200101000000_000000001_1_host-aaaaaaaa_0"
 DAMAGE = [errno.EUCLEAN, errno.EBADMSG, errno.EIO, errno.EPERM]
@@ -267,4 +269,55 @@ async def test_a_lease_of_another_protocol_that_cannot_be_moved_does_not_keep_th
     refusal.number = None
     clock.advance(2.0)
     assert await backend.reap("q") == 1
+    await backend.aclose()
+
+
+@contextlib.contextmanager
+def immutable(path: Path) -> Iterator[None]:
+    make_immutable(path, True)
+    try:
+        yield
+    finally:
+        make_immutable(path, False)
+
+
+async def test_everything_behind_an_immutable_file_runs(backend: FileBackend, queue: Path, clock: FakeClock) -> None:
+    await backend.publish("q", [Draft(body=b"1"), Draft(body=b"2")])
+    blocked = queue / "queue" / BAD
+    blocked.write_bytes(b"blocked")
+    with immutable(blocked):
+        assert await lease(backend) == [b"1", b"2"]
+        assert (await backend.stats("q")).blocked == 1
+    clock.advance(60.0)
+    assert await lease(backend) == [b"blocked"]
+
+
+async def test_a_file_with_the_name_of_a_blocked_one_is_leased_at_once(backend: FileBackend, queue: Path) -> None:
+    blocked = queue / "queue" / BAD
+    blocked.write_bytes(b"blocked")
+    with immutable(blocked):
+        assert await lease(backend) == []
+    new = queue / "tmp" / BAD
+    new.write_bytes(b"new")
+    new.rename(blocked)
+    assert await lease(backend) == [b"new"]
+    assert (await backend.stats("q")).blocked == 0
+
+
+async def test_a_new_message_of_mq_that_cannot_be_moved_does_not_keep_the_others(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    backend = open_backend(f"mq://{tmp_path}/store", clock=clock)
+    await backend.create("q")
+    new = tmp_path / "store" / "new"
+    for name in ("1", "2", "3"):
+        (new / f"q:{name}").write_bytes(name.encode())
+    first = os.listdir(new)[0]
+    with immutable(new / first), structlog.testing.capture_logs() as lines:
+        await backend.reap("q")
+        assert len(await backend.lease("q", 10, 60.0)) == 2
+    assert [(line["event"], line["file"]) for line in lines] == [("message_blocked", f"./new/{first}")]
+    clock.advance(2.0)
+    await backend.reap("q")
+    assert [b"q:" + lease.message.body for lease in await backend.lease("q", 10, 60.0)] == [first.encode()]
     await backend.aclose()

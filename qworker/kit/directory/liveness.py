@@ -14,7 +14,7 @@ import weakref
 from qworker.kit.files import has_entry, try_unlink, write_all
 from qworker.kit.linux import boot_id
 from qworker.kit.opening import create_file, open_file
-from qworker.kit.store_errors import DENIED, NOT_A_FILE
+from qworker.kit.store_errors import DAMAGED, DENIED, NOT_A_FILE
 
 __all__ = ["LivenessFile", "has_died"]
 
@@ -99,8 +99,8 @@ def has_died(workers: int, holder: str, *, local: bool) -> bool:
         # It removed the file itself, or was found dead before: the file is created before the first lease.
         return True
     except OSError as error:
-        if error.errno in NOT_A_FILE or error.errno in DENIED:
-            # It is not a file of qworker: nothing is known, and the lease ends by time.
+        if error.errno in NOT_A_FILE or error.errno in DENIED or error.errno in DAMAGED:
+            # It is not a file of qworker, or damaged: nothing is known, and the lease ends by time.
             return False
         raise
     try:
