@@ -29,7 +29,7 @@ repeat
   end
   found = #ids
   for i = 1, most and found or 0 do
-    -- A value is longer than its body, so few messages take this branch and keep their bodies.
+    -- A value is longer than its body: only one that exceeds the limit is examined.
     if values[i] and #values[i] > most then
       ids, values = delay_large(errors, delayed, ids, values, most, now, large)
       removed = tonumber(call('HGET', meta, 'gone') or 0)
