@@ -181,3 +181,37 @@ async def test_a_key_of_another_type_loses_no_message(server: RedisServer, schem
     await wait_until(drained, timeout=10)
     assert ran == accepted
     await backend.aclose()
+
+
+async def leased_of_both(backend: Backend, visibility: float = 60.0) -> list[Lease]:
+    leases: list[Lease] = []
+    for queue in (BAD, GOOD):
+        await backend.publish(queue, [Draft(body=b"x")])
+        leases += await backend.lease(queue, 1, visibility)
+    return leases
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rfq"])
+async def test_settlements_and_extensions_of_other_queues_do_not_wait_for_a_damaged_one(
+    server: RedisServer, scheme: str
+) -> None:
+    backend = open_backend(url_of(server, scheme))
+    with server.client() as client:
+        client.flushall()
+        leases = await leased_of_both(backend)
+        ends = [Settlement(lease=one, action=SettleAction.FAIL_PERM, error="no") for one in leases]
+        failed = key_of(scheme, "fail" if scheme == "redis" else "failed")
+        client.set(failed, "planted")
+        with pytest.raises(QueueDamaged, match="rename this key"):
+            await backend.settle(ends)
+        assert (await backend.stats(GOOD)).failed == 1
+        client.delete(failed)
+        # The same call again: the first answer counts for what has ended.
+        assert await backend.settle(ends) == []
+        assert ((await backend.stats(BAD)).failed, (await backend.stats(GOOD)).failed) == (1, 1)
+        bad, good = await leased_of_both(backend)
+        client.delete(key_of(scheme, "leased"))
+        client.set(key_of(scheme, "leased"), "planted")
+        assert await asyncio.to_thread(backend.extend, [bad, good], 90.0) == [bad]
+        assert await backend.settle([Settlement(lease=good, action=SettleAction.ACK)]) == []
+    await backend.aclose()

@@ -53,6 +53,8 @@ for i = 1, #ids do
   holders[2 * i - 1], holders[2 * i] = ids[i], claim
 end
 local function claim_all()
+  -- Rows may be left for another worker.
+  if #ids == limit and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
   call('HSET', meta, 'fence', text(token))
   spread('ZADD', leased, scores)
   spread('HSET', claims, holders)
@@ -68,6 +70,4 @@ end
 
 local failed = write_or_undo(claim_all, make_all_ready)
 if failed then return failed end
--- Rows may be left for another worker.
-if #ids == limit and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
 return {token, expiry, 0, ids, values, ARGV[3], large}
