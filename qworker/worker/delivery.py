@@ -13,7 +13,24 @@ from qworker.context import Context
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
 
-__all__ = ["CancelReason", "Delivery", "LeaseListener", "Observer", "Outcome", "RunningMessage", "WorkerCounts"]
+__all__ = [
+    "CancelReason",
+    "Delivery",
+    "LeaseListener",
+    "Observer",
+    "Outcome",
+    "RunningMessage",
+    "WorkerCounts",
+    "expiry_margin",
+]
+
+
+def expiry_margin(visibility: float) -> float:
+    """Return the seconds before the end of a lease in which its handler neither starts nor runs.
+
+    It could still run when another worker has the message.
+    """
+    return min(visibility / 6, 5.0)
 
 
 class CancelReason(StrEnum):

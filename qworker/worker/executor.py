@@ -22,7 +22,7 @@ from qworker.names import printable
 from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.task import Handler
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import CancelReason, Delivery, expiry_margin
 from qworker.worker.state import WorkerState
 
 __all__ = ["Executor", "Runner"]
@@ -56,6 +56,7 @@ class Executor:
         self._lifespan_value = state.lifespan_value
         self._observers = state.observers
         self._clock = state.clock
+        self._margin = expiry_margin(state.options.visibility_timeout)
         self._draw = state.draw
         self._log = state.log
         self._warned: set[str] = set()
@@ -141,10 +142,14 @@ class Executor:
         Then the delivery has a settlement, or its lease is lost.
         """
         handler = delivery.handler
+        now = self._clock.monotonic()
+        if delivery.cancel_reason is None and delivery.expires <= now + self._margin:
+            # The store granted the lease long before its answer arrived.
+            delivery.cancel_reason = CancelReason.EXPIRING
         if handler is None or delivery.cancel_reason is not None:
             self._decide(delivery)
             return
-        delivery.started = self._clock.monotonic()
+        delivery.started = now
         self._active.add(delivery)
         if self._observers:
             self._notify_started(delivery)

@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections.abc import Iterable
 
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import CancelReason, Delivery, expiry_margin
 from qworker.worker.outage import BACKEND_ERRORS
 from qworker.worker.state import WorkerState
 
@@ -69,7 +69,7 @@ class LeaseExtender:
             BaseException: The error that ended the thread.
         """
         tick = min(self._visibility / 12, 1.0)
-        margin = min(self._visibility / 6, 5.0)
+        margin = expiry_margin(self._visibility)
         while True:
             await asyncio.sleep(tick)
             if self._error is not None:

@@ -13,7 +13,7 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
 from qworker.worker.delivery import CancelReason, Delivery
 from qworker.worker.lease_extender import LeaseExtender
-from tests.support.waiting import wait_for
+from tests.support.waiting import let_pass, wait_for
 from tests.support.worker_state import make_state
 
 
@@ -84,6 +84,28 @@ async def test_handlers_are_cancelled_and_released_when_their_leases_cannot_be_r
     async with app.working(visibility_timeout=1.2) as (worker, _):
         await wait_until(lambda: worker.counts.released >= 1)
         assert ended
+
+
+async def test_no_handler_starts_when_its_lease_may_have_expired(app, monkeypatch):
+    lease, late, started = app.store.lease, [], []
+
+    async def answer_late(*arguments, **options):
+        leases = await lease(*arguments, **options)
+        if leases and not late:
+            late.extend(each.token for each in leases)
+            await let_pass(0.6)
+        return leases
+
+    @app.task(max_tries=1000)
+    async def work(ctx: Context) -> None:
+        started.append(ctx.token)
+
+    monkeypatch.setattr(app.store, "lease", answer_late)
+    await work.enqueue()
+    async with app.working(visibility_timeout=0.6) as (worker, _):
+        await wait_until(lambda: worker.counts.acked == 1)
+    assert late
+    assert not set(late) & set(started)
 
 
 class Store:
