@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, SettleAction, Settlement
 from tests.support.servers import RedisServer, free_port
+from tests.support.waiting import let_pass
 
 QUEUE = "work"
 PUBLISHERS = 10
@@ -49,16 +50,16 @@ async def main(messages: int) -> None:
             published = 0
             for number in range(first, messages, PUBLISHERS):
                 published += len(await backend.publish(QUEUE, [Draft(body=b"%d" % number)]))
-                await asyncio.sleep(0.05)
+                await let_pass(0.05)
             await backend.aclose()
             return published
 
         async def disturb() -> None:
             nonlocal outages
             while True:
-                await asyncio.sleep(0.15)
+                await let_pass(0.15)
                 set_link("down")
-                await asyncio.sleep(0.5)
+                await let_pass(0.5)
                 set_link("up")
                 outages += 1
 
@@ -69,7 +70,7 @@ async def main(messages: int) -> None:
         await asyncio.gather(disturbing, return_exceptions=True)
         set_link("up")
         # The kernel has sent again what it has kept.
-        await asyncio.sleep(3)
+        await let_pass(3)
         done.set()
         await working
         await worker.aclose()
