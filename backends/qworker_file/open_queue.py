@@ -16,7 +16,6 @@ from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify
 from qworker.kit.max_body import describe_too_large
 from qworker.kit.store_errors import DAMAGED, FULL
-from qworker.log_events import MESSAGE_TOO_LARGE
 from qworker_file.foreign import ClaimResult, move_to_failed
 from qworker_file.holder import DETACHED, Holder
 from qworker_file.layout import QueueDir
@@ -328,7 +327,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         except FileNotFoundError:
             return
         reason = describe_too_large(size, self.files.max_body or 0)
-        self._blocked[source].add(name, reason, event=MESSAGE_TOO_LARGE)
+        self._blocked[source].add(name, reason, is_too_large=True)
         self._has_blocked = True
 
     def _is_ready(self, name: str) -> bool:
@@ -434,8 +433,6 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             else:
                 self._liveness.abandon()
             self._liveness = None
-        if not self.own:
-            self.files.close()
 
     def close(self) -> None:
         """Close everything. Leases that are held end as if the process had died. Idempotent."""

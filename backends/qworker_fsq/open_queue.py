@@ -324,6 +324,11 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
 
     def close(self) -> None:
         """Close everything. Leases that are held end as if the process had died. Idempotent."""
+        self.close_deleted()
+        self.files.close()
+
+    def close_deleted(self) -> None:
+        """Close everything but the directories. Idempotent."""
         self._unwatch()
         if self._timer is not None:
             self._timer.cancel()
@@ -335,4 +340,3 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         if self.trigger >= 0:
             trigger, self.trigger = self.trigger, -1
             os.close(trigger)
-        self.files.close()

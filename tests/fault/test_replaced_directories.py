@@ -17,6 +17,7 @@ from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendUnavailable
 from qworker.message import Draft, Lease, SettleAction, Settlement
+from tests.support.waiting import let_pass
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -160,12 +161,12 @@ async def raises_soon(call: Callable[[], Awaitable[object]]) -> str:
                 await call()
             except BackendUnavailable as error:
                 return str(error)
-            await asyncio.sleep(0.05)  # the check is made once a second
+            await let_pass(0.05)
 
 
 async def test_nothing_is_created_in_another_parent_directory(backend: Backend, spool: Path) -> None:
     parent = spool.parent
-    parent.rename(parent.with_name("away"))
+    parent.rename(parent.with_name(f"{parent.name}-away"))
     parent.mkdir()
     reason = await raises_soon(lambda: backend.publish("q", [Draft(body=b"x")]))
     assert "removed or replaced" in reason

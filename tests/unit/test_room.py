@@ -13,7 +13,6 @@ import structlog
 
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
-from qworker.errors import BackendError
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.testing import wait_until
 
@@ -83,14 +82,15 @@ async def test_a_store_without_room_says_so_once_and_cancels_a_lease_that_waits_
     assert len(await backend.lease("q", 9, 30.0)) == 1
 
 
-async def test_an_fsq_queue_that_is_not_whole_is_an_error_and_no_endless_loop(tmp_path):
+async def test_a_missing_directory_of_an_fsq_queue_is_created_again(tmp_path):
     root = tmp_path / "root"
     backend = open_backend(f"fsq://{root}")
     try:
         await backend.create("q")
         await backend.aclose()
         shutil.rmtree(root / "q" / "tmp")
-        with pytest.raises(BackendError, match=r"'q' is incomplete: create its missing directory .*tmp"):
-            await backend.publish("q", [Draft(body=b"x")])
+        await backend.publish("q", [Draft(body=b"x")])
+        assert (root / "q" / "tmp").is_dir()
+        assert len(await backend.lease("q", 1, 60.0)) == 1
     finally:
         await backend.aclose()

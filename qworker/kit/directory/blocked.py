@@ -196,13 +196,13 @@ class BlockedFiles(Collection[str]):
     def __len__(self) -> int:
         return len(self._pauses)
 
-    def add(self, name: str, reason: str, *, event: str = events.MESSAGE_BLOCKED) -> None:
+    def add(self, name: str, reason: str, *, is_too_large: bool = False) -> None:
         """Let a file rest that cannot be leased, and report it if it is new.
 
         Args:
             name: Its name.
             reason: Why it cannot be leased.
-            event: The event to log. The files of `message_blocked` are recorded too.
+            is_too_large: Whether its body is larger than `max_body`. Each process has its own, so it is not recorded.
         """
         known = self._pauses.get(name)
         if known is None:
@@ -211,7 +211,7 @@ class BlockedFiles(Collection[str]):
                 self._pauses.clear()
                 self._resting.clear()
                 self._next.clear()
-            self._report(name, reason, event)
+            self._report(name, reason, is_too_large)
         pause = _FIRST if known is None else min(2 * known, _LAST)
         self._pauses[name] = pause
         self._resting.add(name)
@@ -243,9 +243,13 @@ class BlockedFiles(Collection[str]):
             if self._records is not None:
                 self._records.remove(self._directory, name)
 
-    def _report(self, name: str, reason: str, event: str) -> None:
-        self._log.error(event, queue=self._queue, file=f"{self._directory}/{printable(name)}", reason=reason)
-        if self._records is None or event != events.MESSAGE_BLOCKED:
+    def _report(self, name: str, reason: str, is_too_large: bool) -> None:
+        file = f"{self._directory}/{printable(name)}"
+        if is_too_large:
+            self._log.error(events.MESSAGE_TOO_LARGE, queue=self._queue, file=file, reason=reason)
+            return
+        self._log.error(events.MESSAGE_BLOCKED, queue=self._queue, file=file, reason=reason)
+        if self._records is None:
             return
         try:
             self._records.add(BlockedFile(self._directory, os.fsencode(name), reason))

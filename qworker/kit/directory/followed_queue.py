@@ -180,6 +180,6 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
     def close(self) -> None:
         """Close everything. Leases that are held end as if the process had died. Idempotent."""
 
+    @abc.abstractmethod
     def close_deleted(self) -> None:
-        """Close a queue that was deleted, but keep what its leases need to find that out."""
-        self.close()
+        """Stop following a queue that was deleted, but keep its descriptors: calls that run now use them."""

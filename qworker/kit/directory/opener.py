@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.missing import is_missing, queue_not_found
-from qworker.kit.directory.store import DirectoryStore, log_replaced
+from qworker.kit.directory.store import CLOSE_AFTER, DirectoryStore, log_replaced
 from qworker.kit.store_errors import store_errors
 from qworker.names import check_queue
 
@@ -69,8 +69,8 @@ class StoreOpener(Generic[Store, Queue]):
             old.check_replaceable()
             self.store = self._make()
         log_replaced(str(self._directory))
-        # Its leases are lost, and those who wait for messages look again.
-        task = asyncio.get_running_loop().create_task(old.aclose())
+        old.wake_all()
+        task = asyncio.get_running_loop().create_task(_close_unused(old))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -103,4 +103,16 @@ class StoreOpener(Generic[Store, Queue]):
         store, self.store = self.store, None
         if store is not None:
             await store.aclose()
-        await asyncio.gather(*self._closing)
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+
+async def _close_unused(store: DirectoryStore[Any]) -> None:
+    """Close a replaced store after the calls that run now, and after the leases in it."""
+    try:
+        await asyncio.sleep(CLOSE_AFTER)
+        while store.has_leases:
+            await asyncio.sleep(CLOSE_AFTER)
+    finally:
+        await store.aclose()

@@ -22,10 +22,13 @@ from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Inotify
 from qworker.names import is_queue_name
 
-__all__ = ["DirectoryStore", "log_replaced"]
+__all__ = ["CLOSE_AFTER", "DirectoryStore", "log_replaced"]
 
 # Seconds between two checks whether a directory was removed or replaced.
 _CHECK_EVERY = 1.0
+# Seconds after which the descriptors of a directory that was replaced are closed: the number of a descriptor that a
+# running call still uses must not become that of another directory.
+CLOSE_AFTER = 10.0
 
 Queue = TypeVar("Queue", bound=FollowedQueue[Any, Any])
 
@@ -62,8 +65,8 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         # Whether the loop reads inotify.
         self._is_reading = False
         self._queues: dict[str, Queue] = {}
-        # Deleted queues of which this instance has leases. Their descriptors stay open, so that ending a lease finds
-        # nothing.
+        # Deleted queues. Their descriptors stay open for a while, because calls that run now use them, and longer if
+        # this instance has leases of them, so that ending a lease finds nothing.
         self._deleted: list[Queue] = []
         self._waiters: set[Waiter] = set()
         # True while a wait waits for the end of a lease.
@@ -106,6 +109,16 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
             self._placed_at = moment
             self._is_replaced = not self._place.is_current()
         return self._is_replaced
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether this instance has leases."""
+        return any(queue.own for queue in (*self._queues.values(), *self._deleted))
+
+    def wake_all(self) -> None:
+        """End all waits."""
+        for waiter in self._waiters:
+            waiter.wake()
 
     def check_replaceable(self) -> None:
         """Check that the path may be opened again.
@@ -181,8 +194,13 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
             self._stop_listening(queue)
             self.wake_waiters(name)
             queue.close_deleted()
-            if queue.own:
-                self._deleted.append(queue)
+            self._deleted.append(queue)
+            asyncio.get_running_loop().call_later(CLOSE_AFTER, self._close_deleted, queue)
+
+    def _close_deleted(self, queue: Queue) -> None:
+        if queue in self._deleted and not queue.own:
+            self._deleted.remove(queue)
+            queue.close()
 
     # -- durability --------------------------------------------------------------------------------------------------
 
