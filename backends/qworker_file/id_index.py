@@ -130,7 +130,7 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> set
     Raises:
         OSError: An id cannot be reserved.
     """
-    waiting = {plan.given_id: plan for plan in plans if plan.given_id is not None}
+    waiting: dict[str, Plan] = {plan.given_id: plan for plan in plans if plan.given_id is not None}
     stored: set[str] = set()
     located = Located({}, {})
     unlinked = frozenset(message_id for message_id in waiting if may_lack_link(message_id))

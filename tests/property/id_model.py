@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["Broken", "IdRules", "IdWorld", "explore_ids", "id_steps", "start_ids"]
 
@@ -79,9 +79,9 @@ class IdWorld(NamedTuple):
         moved = tuple([each._replace(has_moved=True) for each in self.publishers]) if instance == self.link else None
         return self._replace(places=places, publishers=moved or self.publishers)
 
-    def publisher(self, number: int, step: str, **changes: object) -> IdWorld:
+    def publisher(self, number: int, step: str, **changes: Any) -> IdWorld:
         """Return the world after a step of a publisher."""
-        changed = self.publishers[number]._replace(step=step, **changes)  # type: ignore[arg-type]
+        changed = self.publishers[number]._replace(step=step, **changes)
         return self._replace(publishers=(*self.publishers[:number], changed, *self.publishers[number + 1 :]))
 
     @property

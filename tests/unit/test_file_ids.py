@@ -73,7 +73,7 @@ def backup(root: Path, name: str = "backup") -> None:
 
 
 def files_of(backend: FileBackend) -> QueueDir:
-    opened = backend._stores.open().get("q")
+    opened = backend._stores.open().get("q")  # pyright: ignore[reportPrivateUsage]
     assert opened is not None
     return opened.files
 
