@@ -17,6 +17,8 @@ _HEAD = struct.Struct(">HQBB")
 # Tries, delay and due time in microseconds, priority; then the key.
 _SPECIAL = struct.Struct(">HQQB")
 _KEY, _MORE = 1, 2
+# The bits of the flags above them are the deaths.
+_DEATHS_SHIFT = 2
 _PLAIN_REST = b"\0\0"
 _EXTRA_LENGTH = struct.Struct(">I")
 
@@ -109,6 +111,7 @@ def decode(queue: str, message_id: str, value: bytes) -> Message:
         unique_key=key,
         argv=tuple(argument.decode(errors="surrogateescape") for argument in extra.arguments),
         fields=extra.fields,
+        deaths=flags >> _DEATHS_SHIFT,
     )
 
 

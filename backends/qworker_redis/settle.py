@@ -18,6 +18,8 @@ from qworker_redis.topology import queue_slot
 __all__ = ["RedisSettler"]
 
 _ACTIONS = {SettleAction.ACK: "a", SettleAction.FAIL_TMP: "t", SettleAction.FAIL_PERM: "p", SettleAction.RELEASE: "r"}
+# A temporary failure with `Settlement.died`.
+_DEATH = "d"
 
 
 class RedisSettler:
@@ -131,7 +133,7 @@ def _settle_arguments(settlement: Settlement) -> list[Argument]:
     lease = cast("RedisLease", settlement.lease)
     key = lease.message.unique_key
     return [
-        _ACTIONS[settlement.action],
+        _DEATH if settlement.died and settlement.action is SettleAction.FAIL_TMP else _ACTIONS[settlement.action],
         lease.message.id,
         lease.claim,
         max(0, int(settlement.delay * 1e6)),
