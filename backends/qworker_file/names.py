@@ -5,8 +5,8 @@
     delay    <due, ms>.<item>                                                 in delay/
 
 The first character of an item is its delimiter. The first four fields are the message's id. An id of another form,
-chosen by its publisher, is in the host field after a `~`. Zeros in front of the tries count the deaths: `_0002` are 2
-tries, and 3 zeros for 3 deaths. Every program that reads the tries as a number skips them.
+chosen by its publisher, is in the host field after a `~`. Zeros in front of the tries count the deaths: `_003` are 3
+tries with 2 deaths. Every program that reads the tries as a number skips them.
 """
 
 from __future__ import annotations
