@@ -45,6 +45,7 @@ Code = Literal[
     "no-history",
     "no-worker",
     "wrong-queue",
+    "suspect",
 ]
 
 
@@ -110,6 +111,8 @@ async def explain(
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         if stats.paused and stored.state is not State.LEASED:
             reasons.insert(0, Reason("paused", f"{queue} is paused: nothing is leased from it until `qworker resume`"))
+        if stored.message.deaths:
+            reasons.append(Reason("suspect", _suspicion(stored.message.deaths)))
         if tasks is not None:
             reasons += _by_app(stored, tasks)
     return Explanation(message_id, queue, stored.state, reasons, stored, history, error)
@@ -229,6 +232,11 @@ def _failed(stored: StoredMessage) -> Reason:
     return Reason(
         "failed", f"it failed permanently{_at(stored.finished_at)}{tries}: {why}; `qworker requeue` tries again"
     )
+
+
+def _suspicion(deaths: int) -> str:
+    what = "its last attempt" if deaths == 1 else f"its last {deaths} attempts"
+    return f"{what} killed the process or lost the lease, so workers run it in a child process"
 
 
 def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:

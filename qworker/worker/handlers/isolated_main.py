@@ -17,6 +17,7 @@ from qworker.decision import Fail, Retry
 from qworker.definition.callables import not_run_error
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text
+from qworker.kit.linux import die_first_without_memory
 from qworker.task import Handler
 from qworker.worker.handlers.child_main import (
     ChildSetup,
@@ -40,18 +41,8 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as parent:
         setup = receive_setup(parent)
         if setup is not None:
-            _die_first_without_memory()
+            die_first_without_memory()
             asyncio.run(_serve(parent, setup))
-
-
-def _die_first_without_memory() -> None:
-    """Make the kernel end this process before its worker if memory runs out."""
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("1000")
-    except OSError:
-        # The kernel has no such file here: it ends the process that uses the most memory.
-        pass
 
 
 async def _serve(parent: socket.socket, setup: ChildSetup) -> None:
