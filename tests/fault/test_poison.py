@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 
@@ -93,7 +93,7 @@ class Poisoned:
         )
 
     @contextmanager
-    def worker(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    def worker(self, *options: str) -> Generator[subprocess.Popen[bytes]]:
         with subprocess.Popen(
             self.command("run", "poison_app:tasks", *options), cwd=self.folder, env=self.environment
         ) as process:
