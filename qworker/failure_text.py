@@ -7,7 +7,17 @@ import re
 import traceback
 from types import TracebackType
 
-__all__ = ["CHAINED", "MODULE", "RemoteFailure", "error_type", "failure_text", "summary", "summary_of", "with_cause"]
+__all__ = [
+    "CHAINED",
+    "MODULE",
+    "ProcessDied",
+    "RemoteFailure",
+    "error_type",
+    "failure_text",
+    "summary",
+    "summary_of",
+    "with_cause",
+]
 
 # The numbers of characters that are kept of the head and of the tail of a long text.
 _HEAD, _TAIL = 1000, 7000
@@ -31,12 +41,19 @@ MODULE = re.compile(r"(?:[^\W\d]\w*\.|<locals>\.)+(?=[^\W\d]\w*(?::|\Z))")
 
 
 class RemoteFailure(Exception):
-    """An error of a handler with `process=True`, as text, or the death of its process."""
+    """An error of a handler that ran in another process, as text."""
 
     def __init__(self, type_name: str, text: str) -> None:
         super().__init__(text)
         self.type_name = type_name
         self.text = text
+
+
+class ProcessDied(RemoteFailure):
+    """The death of a handler's process."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("ProcessDied", text)
 
 
 def error_type(error: BaseException | None) -> str:

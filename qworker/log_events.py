@@ -56,7 +56,7 @@ MESSAGE_RETRIED = "message_retried"
 MESSAGE_FAILED = "message_failed"
 # Level info. The message was released without counting a try.
 MESSAGE_RELEASED = "message_released"
-# Level info. The last attempt of the message waits until no other message runs in this worker.
+# Level info. The message is a suspect: its last attempt killed its process. Its handler runs in another process.
 MESSAGE_ISOLATED = "message_isolated"
 # Level error, once for each message and worker. The body is larger than `max_body` of the URL. The message stays.
 MESSAGE_TOO_LARGE = "message_too_large"

@@ -130,6 +130,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         argv: fsq's arguments, or the original name of a raw file that another program put into the queue.
         fields: rfq's flat map.
         original_id: The id that it had in another store, if this store assigned a new one.
+        deaths: Attempts in a row, up to the last one, that ended with the death of their process or the expiry of their
+            lease. The message is a suspect if there is one. An attempt that ends by itself sets it to 0. A store that
+            has no place for it declares the deviation `deaths`.
     """
 
     id: str
@@ -142,6 +145,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     argv: tuple[str, ...] = ()
     fields: Mapping[str, str] | None = None
     original_id: str | None = None
+    deaths: int = 0
 
 
 class Lease(msgspec.Struct, kw_only=True, eq=False):
@@ -187,12 +191,14 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         action: How the lease ends.
         delay: Seconds until the message can run again, for fail_tmp.
         error: The error that is kept with the message, for fail_tmp and fail_perm.
+        died: Whether the process of the handler died, for fail_tmp: deaths + 1. Otherwise a fail_tmp sets deaths to 0.
     """
 
     lease: Lease
     action: SettleAction
     delay: float = 0.0
     error: str | None = None
+    died: bool = False
 
 
 class Query(msgspec.Struct, frozen=True):

@@ -138,6 +138,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
             queue=self.files.name,
             body=body,
             tries=0 if parsed is None else parsed.tries,
+            deaths=0 if parsed is None else parsed.deaths,
             enqueued_at=status.st_mtime if parsed is None or parsed.enqueued_at is None else parsed.enqueued_at,
             argv=(file.item,) if parsed is None else read_arguments(self.files, parsed),
         )

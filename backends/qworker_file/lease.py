@@ -212,6 +212,7 @@ def make_lease(
         queue=files.name,
         body=body,
         tries=parsed.tries,
+        deaths=parsed.deaths,
         enqueued_at=enqueued_at,
         argv=parsed.arguments if not parsed.arguments else foreign.read_arguments(files, parsed),
     )

@@ -96,7 +96,8 @@ def _finish(lease: FileLease, target: int, now: float) -> frozenset[int] | None:
 
 
 def _retry(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int] | None:
-    item = with_tries(lease.item, lease.message.tries + 1)
+    message = lease.message
+    item = with_tries(lease.item, message.tries + 1, message.deaths + 1 if settlement.died else 0)
     return _delay(lease, item, now + max(settlement.delay, 0.0))
 
 

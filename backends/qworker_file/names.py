@@ -6,7 +6,8 @@
 
 The first character of an item is its delimiter. The first four fields are the message's id. An id of another form,
 chosen by its publisher, is in the host field after a `~`. Marks follow it, each after a comma: `h<end, ms>` is the end
-of its hold.
+of its hold. Zeros in front of the tries count the deaths: `_003` are 3 tries with 2 deaths. Every program that reads
+the tries as a number skips them.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ _USUAL = re.compile(r"_([0-9]{14})_([0-9]{1,20})_([0-9]{1,20})_([A-Za-z0-9.:-]+)
 # The ids of messages that have no link in names/: those of qworker and fsq, of bulk writes, and digests of other names.
 _UNLINKED = re.compile(r"[^_]+_[0-9]+_[0-9]+_.+|.+:[0-9]+:[0-9]+:[0-9]+|x-[0-9a-f]{40}")
 _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})?")
+# The digits of the tries, with the zeros of the deaths. Other programs read no more.
+_TRIES_DIGITS = 9
 _GIVEN = "~"
 # The last due time that 13 digits can show, in the year 2286. Later ones are due then.
 LAST_DUE_MS = 9_999_999_999_999
@@ -80,6 +83,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     enqueued_at: float | None
     # Only qworker makes names like this: such a file is complete as soon as it is visible.
     is_own: bool = False
+    deaths: int = 0
 
 
 # -- items -----------------------------------------------------------------------------------------------------------
@@ -102,7 +106,7 @@ def parse_item(name: str, *, local: bool = False) -> Item | None:
         stamp, entropy, _, host, tries = usual.groups()
         words = tuple(rest.split("_")) if usual.end() < len(name) or name[-1] == "_" else ()
         own = len(entropy) == 9 and host[-9:-8] == "-"
-        return Item(name[1 : usual.end(4)], int(tries), words, _moment(stamp, entropy, local), own)
+        return Item(name[1 : usual.end(4)], int(tries), words, _moment(stamp, entropy, local), own, _deaths(tries))
     return _parse_unusual(name, local)
 
 
@@ -125,7 +129,8 @@ def _parse_unusual(name: str, local: bool) -> Item | None:
     if _decode(host) is None:
         return None
     own = delimiter == "_" and pid == "0" and host.startswith(_GIVEN) and len(entropy) == 9
-    return Item(_id(stamp, entropy, pid, host), int(tries), tuple(arguments), _moment(stamp, entropy, local), own)
+    moment = _moment(stamp, entropy, local)
+    return Item(_id(stamp, entropy, pid, host), int(tries), tuple(arguments), moment, own, _deaths(tries))
 
 
 def parse_id(name: str) -> str | None:
@@ -139,12 +144,18 @@ def parse_id(name: str) -> str | None:
     return _id(*fields[:4]) if len(fields) >= 5 else None
 
 
-def with_tries(name: str, tries: int) -> str:
-    """Return the name of the same item with another number of failed attempts."""
+def with_tries(name: str, tries: int, deaths: int = 0) -> str:
+    """Return the name of the same item with other numbers of failed attempts and deaths."""
     delimiter = name[0]
     fields = name[1:].split(delimiter, 5)
-    fields[4] = str(tries)
+    digits = str(tries)
+    fields[4] = digits.zfill(min(len(digits) + deaths, _TRIES_DIGITS))
     return delimiter + delimiter.join(fields)
+
+
+def _deaths(tries: str) -> int:
+    """Return the deaths in the tries of a name. Each death is a try too, so zeros of other programs count no more."""
+    return 0 if tries[0] != "0" else min(len(tries) - len(tries.lstrip("0")), int(tries))
 
 
 def stem_for(message_id: str, fresh: str, hold_end_ms: int | None = None) -> str:

@@ -256,9 +256,11 @@ def _clean_up_staged(tmp: int, oldest: float) -> None:
 
 
 def _return_lease(files: QueueDir, name: str, item: str, now: float) -> str | None:
-    """End a lease with one more try. Return its name in delay/, or None if it is gone."""
+    """End a lease with one more try and one more death. Return its name in delay/, or None if it is gone."""
     parsed = parse_item(item)
-    moved = delay_name(item if parsed is None else with_tries(item, parsed.tries + 1), int(now * 1000))
+    moved = delay_name(
+        item if parsed is None else with_tries(item, parsed.tries + 1, parsed.deaths + 1), int(now * 1000)
+    )
     record_move(files, item, Place("delay", moved))
     try:
         os.rename(name, moved, src_dir_fd=files.lease, dst_dir_fd=files.delay)

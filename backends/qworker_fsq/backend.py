@@ -54,6 +54,7 @@ class FsqBackend(Backend):
         "hold": "the standard keeps no ids of messages that are gone",
         "given_ids": "an id contains the time, the process and the host of its creation",
         "fields": "an item has a name and its contents",
+        "deaths": "the name of an item counts its tries only",
         "retry_errors": "an item has a name and its contents: the history keeps the error",
         "expiry": "a lease is a lock on the item, which the kernel frees when its holder releases it or dies: "
         "visibility has no meaning",

@@ -89,10 +89,11 @@ class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
             error=self.error,
         )
 
-    def count_try(self, error: str | None) -> None:
+    def count_try(self, error: str | None, *, died: bool) -> None:
         """Count a failed attempt."""
         self.error = error
-        self.message = msgspec.structs.replace(self.message, tries=self.message.tries + 1)
+        deaths = self.message.deaths + 1 if died else 0
+        self.message = msgspec.structs.replace(self.message, tries=self.message.tries + 1, deaths=deaths)
 
 
 class MemoryQueue:
@@ -238,7 +239,7 @@ class MemoryQueue:
             self.put(entry, State.FAILED, now)
         else:
             if settlement.action is SettleAction.FAIL_TMP:
-                entry.count_try(settlement.error)
+                entry.count_try(settlement.error, died=settlement.died)
             if settlement.delay > 0:
                 self.put(entry, State.DELAYED, now + settlement.delay)
             else:
@@ -251,7 +252,7 @@ class MemoryQueue:
         self.holds = {message_id: end for message_id, end in self.holds.items() if end > now}
         for entry in expired:
             entry.holder = None
-            entry.count_try("the lease expired")
+            entry.count_try("the lease expired", died=True)
         return len(due) + len(expired)
 
     def stats(self, now: float, retention: Mapping[str, str]) -> QueueStats:
@@ -275,7 +276,7 @@ class MemoryQueue:
         chosen = [entry for entry in self.select(selection) if entry.state is State.FAILED]
         for entry in chosen:
             entry.error = None
-            entry.message = msgspec.structs.replace(entry.message, tries=0)
+            entry.message = msgspec.structs.replace(entry.message, tries=0, deaths=0)
             self.put(entry, State.READY)
         return len(chosen)
 

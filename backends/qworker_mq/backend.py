@@ -64,6 +64,7 @@ class MqBackend(Backend):
         "fields": "a message consists of its contents only",
         "retry_errors": "the record of a message has one line of the error: the history keeps all of it",
         "keep_done": "mq cannot keep finished messages: its reaper unlinks acked ones",
+        "deaths": "the record of a message counts its tries only",
         "argv": "a message consists of its contents only",
     }
 

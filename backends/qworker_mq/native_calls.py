@@ -156,7 +156,13 @@ async def settle(server: ServerClient, settlements: Sequence[Settlement]) -> lis
     if not settlements:
         return []
     request = [
-        {"lease": _lease_ref(each.lease), "action": _ACTIONS[each.action], "delay": each.delay, "error": each.error}
+        {
+            "lease": _lease_ref(each.lease),
+            "action": _ACTIONS[each.action],
+            "delay": each.delay,
+            "error": each.error,
+            "died": each.died,
+        }
         for each in settlements
     ]
     refused = decode(await server.ask("POST", "/-/settle", request), list[int])

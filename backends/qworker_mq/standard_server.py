@@ -64,6 +64,7 @@ class StandardServerBackend(Backend):
         "fifo": "a server with peers takes one of the first at random",
         "tries_carried": "mq counts no tries",
         "tries_counted": "mq counts no tries",
+        "deaths": "mq counts no tries",
         "expiry": "the server's mover decides when a message returns",
         "extend": "the server's mover decides when a message returns",
         "fencing": "mq has no tokens",

@@ -22,6 +22,8 @@ _HOLD = 128
 _KEY, _MORE = 1, 2
 # In place of the properties of a message that has nothing unusual but an id that was given.
 GIVEN_ID = b"i"
+# The bits of the flags above them are the deaths.
+_DEATHS_SHIFT = 2
 _PLAIN_REST = b"\0\0"
 _HOLD_TIME = struct.Struct(">Q")
 _EXTRA_LENGTH = struct.Struct(">I")
@@ -119,6 +121,7 @@ def decode(queue: str, message_id: str, value: bytes) -> Message:
         unique_key=key,
         argv=tuple(argument.decode(errors="surrogateescape") for argument in extra.arguments),
         fields=extra.fields,
+        deaths=flags >> _DEATHS_SHIFT,
     )
 
 

@@ -23,6 +23,8 @@ __all__ = ["RedisSettler"]
 _ACCEPTED, _REFUSED = ("", "", 0), ("", "", 1)
 
 _ACTIONS = {SettleAction.ACK: "a", SettleAction.FAIL_TMP: "t", SettleAction.FAIL_PERM: "p", SettleAction.RELEASE: "r"}
+# A temporary failure with `Settlement.died`.
+_DEATH = "d"
 
 
 class RedisSettler:
@@ -146,7 +148,7 @@ def _settle_arguments(settlement: Settlement) -> list[Argument]:
     lease = cast("RedisLease", settlement.lease)
     key = lease.message.unique_key
     return [
-        _ACTIONS[settlement.action],
+        _DEATH if settlement.died and settlement.action is SettleAction.FAIL_TMP else _ACTIONS[settlement.action],
         lease.message.id,
         lease.claim,
         max(0, int(settlement.delay * 1e6)),

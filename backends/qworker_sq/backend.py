@@ -42,6 +42,7 @@ class SqBackend(Backend):
         "empty_bodies": "a record of length 0 is the end of the log",
         "fields": "a record consists of its bytes only",
         "keep_done": "a segment is deleted when every channel has read it",
+        "deaths": "the journal of a channel counts tries only",
         "argv": "a record consists of its bytes only",
         "max_body_stored": "the size of a segment limits that of a record; a reader of the log reads whole records",
     }

@@ -41,6 +41,7 @@ class VsqsBackend(Backend):
         "given_ids": "an id is the time of its creation",
         "fields": "a message consists of its contents only",
         "keep_done": "the protocol cannot keep finished messages: an ack deletes the file",
+        "deaths": "the name of a message counts its tries only",
         "argv": "a message consists of its contents only",
     }
 

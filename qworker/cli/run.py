@@ -55,6 +55,14 @@ def _worker_count(value: str) -> tuple[int, int]:
     help="Maximum number of messages at once, in each process.",
 )
 @click.option(
+    "--isolated",
+    type=click.IntRange(1),
+    metavar="N",
+    default=4,
+    show_default=True,
+    help="Maximum number of child processes for messages whose last attempt killed its process, in each process.",
+)
+@click.option(
     "-w",
     "--workers",
     type=_worker_count,
@@ -141,6 +149,7 @@ def command(
     app: str,
     queue: tuple[str, ...],
     concurrency: int,
+    isolated: int,
     workers: tuple[int, int],
     burst: bool,
     wait_for_backend: bool,
@@ -187,6 +196,7 @@ def command(
     settings = RunSettings(
         queues=queue or None,
         concurrency=concurrency,
+        isolated=isolated,
         workers=workers,
         burst=burst,
         wait_for_backend=wait_for_backend,

@@ -25,6 +25,7 @@ __all__ = [
     "OVERFLOW",
     "add_inotify_watch",
     "boot_id",
+    "die_first_without_memory",
     "finish_writing",
     "has_writer",
     "is_proc_error",
@@ -170,6 +171,16 @@ def set_parent_death_signal(number: signal.Signals) -> None:
     """
     if _prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0 and ctypes.get_errno() != errno.ENOSYS:
         raise _last_error()
+
+
+def die_first_without_memory() -> None:
+    """Make the kernel end this process before others if memory runs out. On other systems, do nothing."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")
+    except OSError:
+        # The kernel has no such file here: it ends the process that uses the most memory.
+        pass
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

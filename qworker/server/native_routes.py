@@ -217,7 +217,13 @@ class NativeRoutes:
                 continue
             places.append(place)
             settlements.append(
-                Settlement(lease=lease, action=ACTIONS[outcome.action], delay=outcome.delay, error=outcome.error)
+                Settlement(
+                    lease=lease,
+                    action=ACTIONS[outcome.action],
+                    delay=outcome.delay,
+                    error=outcome.error,
+                    died=outcome.died,
+                )
             )
         back = {id(settlement) for settlement in await self._backend.settle(settlements)}
         for place, settlement in zip(places, settlements, strict=True):

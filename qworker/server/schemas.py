@@ -69,6 +69,7 @@ class SettleRequest(msgspec.Struct, frozen=True):
     action: Literal["ack", "retry", "fail", "release"]
     delay: float = 0.0
     error: str | None = None
+    died: bool = False
 
 
 class HistoryPage(msgspec.Struct, frozen=True):

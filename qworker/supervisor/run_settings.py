@@ -26,6 +26,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     # The queues to lease from. None: every queue that the app names.
     queues: tuple[str, ...] | None = None
     concurrency: int = 100
+    # The maximum number of processes for suspects.
+    isolated: int = 4
     # The minimum and the maximum number of worker processes.
     workers: tuple[int, int] = (1, 1)
     burst: bool = False

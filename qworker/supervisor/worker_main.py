@@ -253,6 +253,7 @@ def _options(settings: RunSettings) -> WorkerOptions:
         shutdown_timeout=settings.shutdown_timeout,
         burst=settings.burst,
         max_messages=settings.max_messages,
+        isolated=settings.isolated,
     )
 
 

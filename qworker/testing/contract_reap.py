@@ -30,6 +30,14 @@ async def expiries_count_no_try(case: Case) -> None:
     assert (await case.lease_one()).message.tries == 0
 
 
+async def deaths_stay_zero(case: Case) -> None:
+    """Prove a deviation from `deaths`."""
+    await case.publish(b"x")
+    lease = await case.lease_one()
+    assert await case.settle(lease, SettleAction.FAIL_TMP, died=True)
+    assert (await wait_until(case.lease))[0].message.deaths == 0
+
+
 class ReapingContract(Contract):
     """The tests of `reap`."""
 
@@ -59,6 +67,17 @@ class ReapingContract(Contract):
         for tries in range(3):
             assert (await case.lease_one(visibility=case.tick)).message.tries == tries
             assert await case.expire(case.tick) == 1
+
+    @rule("deaths", otherwise=deaths_stay_zero)
+    @rule("expiry", otherwise=leases_outlive_the_clock)
+    async def test_each_expiry_in_a_row_is_one_more_death(self, case: Case) -> None:
+        (message_id,) = await case.publish(b"x")
+        for deaths in range(3):
+            lease = await case.lease_one(visibility=case.tick)
+            assert (lease.message.tries, lease.message.deaths) == (deaths, deaths)
+            assert await case.expire(case.tick) == 1
+        (stored,) = await case.backend.find(case.queue, [message_id])
+        assert (stored.message.tries, stored.message.deaths) == (3, 3)
 
     @rule("expiry", otherwise=leases_outlive_the_clock)
     async def test_another_worker_reaps_what_expired(self, case: Case) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from qworker.message import Lease, SettleAction, Settlement, State, StoredMessage
 from qworker.testing.base import Contract
-from qworker.testing.contract_reap import leases_outlive_the_clock
+from qworker.testing.contract_reap import deaths_stay_zero, leases_outlive_the_clock
 from qworker.testing.harness import Case
 from qworker.testing.rules import rule
 from qworker.testing.wait_until import wait_until
@@ -108,6 +108,22 @@ class SettlingContract(Contract):
             assert lease.message.tries == tries
             assert lease.message.body == b"x"
             assert await case.settle(lease, SettleAction.FAIL_TMP, error="again")
+
+    @rule("deaths", otherwise=deaths_stay_zero)
+    async def test_a_message_is_a_suspect_until_an_attempt_ends_by_itself(self, case: Case) -> None:
+        (message_id,) = await case.publish(b"x")
+        steps = [
+            (SettleAction.FAIL_TMP, True, (1, 1)),
+            (SettleAction.FAIL_TMP, True, (2, 2)),
+            (SettleAction.RELEASE, False, (2, 2)),
+            (SettleAction.FAIL_TMP, False, (3, 0)),
+        ]
+        (lease,) = await wait_until(case.lease)
+        for action, died, expected in steps:
+            assert await case.settle(lease, action, died=died)
+            (lease,) = await wait_until(case.lease)
+            assert lease.message.id == message_id
+            assert (lease.message.tries, lease.message.deaths) == expected
 
     @rule("retry_delay", otherwise=failed_is_retried_at_once)
     async def test_a_temporary_failure_waits_for_its_delay(self, case: Case) -> None:

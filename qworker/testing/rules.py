@@ -28,6 +28,7 @@ RULES: dict[str, str] = {
     "fifo": "messages are leased in the order published; otherwise: all are leased, in any order",
     "tries_carried": "tries and enqueued_at of a draft are kept; otherwise: tries is 0 and enqueued_at is now",
     "tries_counted": "temporary failures and expired leases raise tries; otherwise: tries stays 0",
+    "deaths": "expired leases and deaths of handlers raise deaths; otherwise: deaths stays 0",
     "expiry": "a lease expires when its time has passed; otherwise: it lasts until its holder ends it or dies",
     "extend": "a lease can be extended",
     "fencing": "a holder that has lost its lease cannot settle; otherwise: its settlement is accepted",

@@ -45,6 +45,7 @@ Code = Literal[
     "no-history",
     "no-worker",
     "wrong-queue",
+    "suspect",
 ]
 
 
@@ -114,6 +115,8 @@ async def explain(
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         if stats.paused:
             reasons.insert(0, Reason("paused", f"{queue} is paused: nothing is leased from it until `qworker resume`"))
+        if stored.message.deaths:
+            reasons.append(Reason("suspect", _suspicion(stored.message.deaths)))
         if tasks is not None:
             reasons += _by_app(stored, tasks)
     return Explanation(message_id, queue, stored.state, reasons, stored, history, error)
@@ -233,6 +236,11 @@ def _failed(stored: StoredMessage) -> Reason:
     return Reason(
         "failed", f"it failed permanently{_at(stored.finished_at)}{tries}: {why}; `qworker requeue` tries again"
     )
+
+
+def _suspicion(deaths: int) -> str:
+    what = "its last attempt" if deaths == 1 else f"its last {deaths} attempts"
+    return f"{what} killed the process or lost the lease, so workers run it in a child process"
 
 
 def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:

@@ -24,23 +24,27 @@ _SLICE = 0.002
 
 class _Executor(Protocol):
     def prepare(self, delivery: Delivery) -> bool: ...
-    def is_last_attempt(self, delivery: Delivery) -> bool: ...
+    def is_suspect(self, delivery: Delivery) -> bool: ...
     async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None: ...
 
 
 class Consumers:
-    """Runs each message in a free consumer, or alone."""
+    """Runs each message in a free consumer.
 
-    def __init__(self, state: WorkerState, executor: _Executor) -> None:
+    Args:
+        state: The state of the worker.
+        executor: The executor of messages.
+        isolated: Whether these consumers run the suspects that others pass on.
+    """
+
+    def __init__(self, state: WorkerState, executor: _Executor, *, isolated: bool = False) -> None:
         self._state = state
-        self._limit = state.options.concurrency
-        self._held = state.held
+        self._isolated = isolated
+        self._limit = state.options.isolated if isolated else state.options.concurrency
         self._executor = executor
         self._events = state.events
         # This function is called for each message.
         self._finish = state.events.delivery_finished
-        # Seconds that a message waits for the others to finish before it goes back to its queue.
-        self._patience = state.options.visibility_timeout
         self._clock = state.clock
         self._queue: deque[Delivery] = deque()
         self._idle: list[asyncio.Future[None]] = []
@@ -51,8 +55,6 @@ class Consumers:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._end: asyncio.Future[None] = self._loop.create_future()
-        # Set when no other message runs beside the isolated one.
-        self._others_done = asyncio.Event()
 
     @property
     def is_closed(self) -> bool:
@@ -62,7 +64,7 @@ class Consumers:
     def feed(self, deliveries: list[Delivery]) -> None:
         """Take leased messages."""
         self._queue.extend(deliveries)
-        if self._state.isolated is not None or self._closing:
+        if self._closing:
             self.release_waiting()
         else:
             self._wake(len(self._queue))
@@ -71,11 +73,6 @@ class Consumers:
         """Release the messages that have not started."""
         while self._queue:
             self._release(self._queue.popleft())
-
-    def on_settled(self) -> None:
-        """Let an isolated message run if it is the last one that is held."""
-        if self._state.isolated is not None and len(self._held) <= 1:
-            self._others_done.set()
 
     async def watch(self) -> None:
         """Wait for the error that ends a consumer, and raise it. No consumer ends by itself."""
@@ -122,11 +119,12 @@ class Consumers:
 
     async def _execute(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
         executor = self._executor
-        if delivery.cancel_reason is not None or executor.prepare(delivery):
-            if delivery.cancel_reason is None and executor.is_last_attempt(delivery):
-                await self._run_alone(delivery, task)
-            else:
-                await executor.run(delivery, task)
+        if self._isolated or delivery.cancel_reason is not None or executor.prepare(delivery):
+            if not self._isolated and delivery.cancel_reason is None and executor.is_suspect(delivery):
+                # Nothing waits for a suspect: this consumer takes the next message.
+                self._events.message_isolated(delivery)
+                return
+            await executor.run(delivery, task)
             if task.cancelling():
                 await _clear_pending_cancellations(task)
         if delivery.settlement is not None:
@@ -135,33 +133,6 @@ class Consumers:
             self._events.lease_lost(delivery, "it was lost while the handler ran")
         if delivery.leftover is not None:
             await self._wait_for_thread(delivery.leftover)
-
-    async def _run_alone(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
-        if self._state.isolated is not None:
-            delivery.settle(SettleAction.RELEASE)
-            return
-        self._state.isolated = delivery
-        try:
-            self._events.message_isolated(delivery)
-            self.release_waiting()
-            if await self._wait_for_others():
-                await self._executor.run(delivery, task)
-            else:
-                # The other messages take long, and the queue must flow meanwhile. Another worker may be free.
-                delivery.settle(SettleAction.RELEASE, delay=0.0 if self._closing else self._patience / 2)
-        finally:
-            self._state.isolated = None
-            self._events.isolation_ended()
-
-    async def _wait_for_others(self) -> bool:
-        self._others_done.clear()
-        self.on_settled()
-        try:
-            async with asyncio.timeout(self._patience):
-                await self._others_done.wait()
-        except TimeoutError:
-            return False
-        return not self._closing
 
     async def _wait_for_thread(self, leftover: asyncio.Future[None]) -> None:
         """Keep the consumer in use until its thread ends: a thread cannot be cancelled."""
@@ -212,7 +183,6 @@ class Consumers:
         while self._idle:
             self._woken += 1
             self._idle.pop().set_result(None)
-        self._others_done.set()
         if not self._end.done():
             self._end.set_result(None)
 

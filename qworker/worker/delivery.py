@@ -75,6 +75,8 @@ class Delivery(msgspec.Struct, eq=False):
     settling: bool = False
     # The log fields of its span, if it is traced.
     trace: dict[str, str] | None = None
+    # Whether its handler runs in a process of suspects, or waits for one.
+    isolated: bool = False
     # A thread that outlives its message: done when it ends.
     leftover: asyncio.Future[None] | None = None
 
@@ -85,9 +87,9 @@ class Delivery(msgspec.Struct, eq=False):
         if self.consumer is not None:
             self.consumer.cancel()
 
-    def settle(self, action: SettleAction, *, delay: float = 0.0, error: str | None = None) -> None:
+    def settle(self, action: SettleAction, *, delay: float = 0.0, error: str | None = None, died: bool = False) -> None:
         """Decide how the lease ends."""
-        self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error)
+        self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error, died=died)
 
     def is_lost(self, now: float) -> bool:
         """Return whether the lease is over at a monotonic time: lost, expired, or to be settled. From any thread."""

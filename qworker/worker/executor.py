@@ -15,7 +15,7 @@ from qworker.decision import Fail, Retry, outcome_of
 from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import InvalidArguments
-from qworker.failure_text import failure_text, summary_of
+from qworker.failure_text import ProcessDied, failure_text, summary_of
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
 from qworker.names import printable
@@ -60,6 +60,8 @@ class Executor:
         self._draw = state.draw
         self._log = state.log
         self._warned: set[str] = set()
+        self._counts_deaths = "deaths" not in state.backend.deviations
+        self._can_isolate = "isolated" in runners
 
     # -- before ------------------------------------------------------------------------------------------------------
 
@@ -71,10 +73,16 @@ class Executor:
             self._contain(delivery, problem)
             return False
 
-    def is_last_attempt(self, delivery: Delivery) -> bool:
-        """Return whether one more failure is the last. A message that kills workers must not harm other messages."""
-        tries = delivery.lease.message.tries
-        return tries >= 1 and delivery.handler is not None and tries >= delivery.handler.options.max_tries - 1
+    def is_suspect(self, delivery: Delivery) -> bool:
+        """Return whether the message may kill its process, and its handler can run in another one.
+
+        If the store does not count deaths, every message on its last try may.
+        """
+        message = delivery.lease.message
+        handler = delivery.handler
+        if not message.tries or handler is None or handler.kind == "process" or not self._can_isolate:
+            return False
+        return message.deaths > 0 or (not self._counts_deaths and message.tries >= handler.options.max_tries - 1)
 
     def _resolve(self, delivery: Delivery) -> bool:
         message = delivery.lease.message = unpack(delivery.lease.message)
@@ -155,7 +163,7 @@ class Executor:
             self._notify_started(delivery)
         delivery.consumer = consumer
         # The timeout of a process starts when the message has one: see `ProcessRunner`.
-        timeout = handler.options.timeout if handler.kind != "process" else None
+        timeout = None if handler.kind == "process" or delivery.isolated else handler.options.timeout
         timer = (
             None if timeout is None else consumer.get_loop().call_later(timeout, delivery.cancel, CancelReason.TIMEOUT)
         )
@@ -182,6 +190,8 @@ class Executor:
         self._decide(delivery)
 
     def _call(self, delivery: Delivery, handler: Handler) -> Awaitable[BaseException | None]:
+        if delivery.isolated:
+            return self._runners["isolated"].run(delivery)
         if handler.takes_context and handler.kind != "process":
             delivery.context = self._context(delivery, handler)
             delivery.args.insert(0, delivery.context)
@@ -258,7 +268,8 @@ class Executor:
             return
         if delay is None:
             delay = (backoff or options.backoff).delay(tries, self._draw())
-        delivery.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason)
+        died = isinstance(delivery.error, ProcessDied)
+        delivery.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason, died=died)
 
 
 class _HandlerCall:

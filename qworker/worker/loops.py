@@ -10,9 +10,9 @@ from qworker import log_events as events
 from qworker.message import Lease
 from qworker.worker.consumers import Consumers
 from qworker.worker.delivery import CancelReason, Delivery
-from qworker.worker.executor import Executor
+from qworker.worker.executor import Executor, Runner
 from qworker.worker.feeder import Feeder
-from qworker.worker.handlers.process_runner import ProcessRunner
+from qworker.worker.handlers.process_runner import ProcessRunner, app_place, process_limit
 from qworker.worker.handlers.thread_runner import ThreadRunner
 from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.reaper import Reaper
@@ -30,18 +30,38 @@ class WorkerLoops:
         state.events = self
         concurrency = state.options.concurrency
         self.threads = ThreadRunner(concurrency)
-        self.processes = ProcessRunner(concurrency, state.clock)
+        self.processes = ProcessRunner(process_limit(concurrency), state.clock)
+        runners: dict[str, Runner] = {"thread": self.threads, "process": self.processes}
+        self.isolated_processes: ProcessRunner | None = None
+        place = app_place(state.app)
+        if place is not None:
+            runners["isolated"] = self.isolated_processes = ProcessRunner(state.options.isolated, state.clock, place)
         self.lease_extender = LeaseExtender(state)
         self.settler = Settler(state, self.lease_extender.stop_extending)
         # An event of each message: it is the settler's own method, so it costs no call between.
         self.delivery_finished = self.settler.submit
-        self.consumers = Consumers(state, Executor(state, {"thread": self.threads, "process": self.processes}))
+        executor = Executor(state, runners)
+        self.consumers = Consumers(state, executor)
+        self.suspects = Consumers(state, executor, isolated=True)
         self.feeder = Feeder(state)
         self.reaper = Reaper(state)
 
     def background(self) -> list[Callable[[], Any]]:
         """Return the loops that run with the feeder and until the handlers have finished. None ends by itself."""
-        return [*[self.settler.run] * SENDERS, self.lease_extender.watch, self.reaper.run, self.consumers.watch]
+        loops = [self.lease_extender.watch, self.reaper.run, self.consumers.watch, self.suspects.watch]
+        return [*[self.settler.run] * SENDERS, *loops]
+
+    def release_waiting(self) -> None:
+        """Release the messages that have not started."""
+        self.consumers.release_waiting()
+        self.suspects.release_waiting()
+
+    async def close_runners(self) -> None:
+        """End the threads and processes of handlers."""
+        self.threads.close()
+        await self.processes.close()
+        if self.isolated_processes is not None:
+            await self.isolated_processes.close()
 
     def quiet(self) -> None:
         """Lease nothing more, but stay."""
@@ -67,7 +87,8 @@ class WorkerLoops:
         for delivery in list(self.state.held):
             if delivery.settlement is None and delivery.cancel_reason is None:
                 delivery.cancel(CancelReason.SHUTDOWN)
-        if await self.consumers.close(patience):
+        closed = await asyncio.gather(self.consumers.close(patience), self.suspects.close(patience))
+        if all(closed):
             return True
         for delivery in self.state.active:
             self.state.log.warning(events.HANDLER_STUCK, **delivery.fields())
@@ -85,7 +106,6 @@ class WorkerLoops:
         state.counts.leased += len(deliveries)
         if state.listener is not None:
             state.listener.leases_taken()
-        state.lease_limit = min(state.options.concurrency, state.lease_limit * 2)
         self.consumers.feed(deliveries)
 
     def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
@@ -108,17 +128,16 @@ class WorkerLoops:
         most = state.options.max_messages
         if most is not None and not state.held and state.begun >= most:
             self.feeder.stop()
-        self.consumers.on_settled()
+        if state.suspects:
+            state.suspects &= state.held
         self.feeder.wake()
 
     def message_isolated(self, delivery: Delivery) -> None:
-        """Stop waiting for messages."""
+        """Run the handler in a process of suspects, and lease another message for its consumer."""
+        delivery.isolated = True
+        self.state.suspects.add(delivery)
         self.state.log.info(events.MESSAGE_ISOLATED, **delivery.fields())
-        self.feeder.interrupt()
-
-    def isolation_ended(self) -> None:
-        """Lease again. More messages of this kind may follow, so begin with few: few must be released then."""
-        self.state.lease_limit = 1
+        self.suspects.feed([delivery])
         self.feeder.wake()
 
     def consumer_freed(self) -> None:

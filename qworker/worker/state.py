@@ -45,11 +45,7 @@ class WorkerEvents(Protocol):
         ...
 
     def message_isolated(self, delivery: Delivery) -> None:
-        """Report that a message must run alone. No message is leased until `isolation_ended`."""
-        ...
-
-    def isolation_ended(self) -> None:
-        """Report that the message that must run alone has run, or was released."""
+        """Report that the handler of a message must run in a process of suspects."""
         ...
 
     def consumer_freed(self) -> None:
@@ -76,8 +72,7 @@ class WorkerState:
         held: Every lease of this worker, from its start to its settlement. Other threads read it.
         active: The deliveries whose handler is running. Other threads read its size.
         quiet: Whether the worker leases nothing more, but stays.
-        lease_limit: Maximum number of messages to lease. It is low after a message that had to run alone.
-        isolated: The message that runs alone, or waits until it can.
+        suspects: The deliveries that run in a process of suspects, or wait for one.
         settling: Messages whose settlement is on its way to the store. Their consumers are free.
         leftover_threads: Consumers whose thread has outlived its message.
         events: The receiver of what happens in the loops.
@@ -97,14 +92,10 @@ class WorkerState:
     held: set[Delivery] = field(default_factory=set[Delivery])
     active: set[Delivery] = field(default_factory=set[Delivery])
     quiet: bool = False
-    lease_limit: int = field(init=False)
-    isolated: Delivery | None = None
+    suspects: set[Delivery] = field(default_factory=set[Delivery])
     settling: int = 0
     leftover_threads: int = 0
     events: WorkerEvents = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.lease_limit = self.options.concurrency
 
     @property
     def begun(self) -> int:
@@ -113,14 +104,15 @@ class WorkerState:
 
     def capacity(self) -> int:
         """Return how many messages can be leased now."""
-        if self.quiet or self.isolated is not None:
+        if self.quiet:
             return 0
         options = self.options
         most = options.concurrency
         # Settlements on their way occupy no consumer: the next messages are leased while the store commits. But a store
         # that takes no settlements must not be leased empty.
-        occupied = len(self.held) - min(self.settling, most) + self.leftover_threads
-        room = min(most - occupied, self.lease_limit)
+        # Suspects occupy no consumer either, but a worker holds no more of them than it can run other messages.
+        occupied = len(self.held) - min(self.settling, most) - min(len(self.suspects), most) + self.leftover_threads
+        room = most - occupied
         return room if options.max_messages is None else min(room, options.max_messages - self.begun)
 
     def outage(self, loop_name: str) -> Outage:

@@ -245,7 +245,7 @@ class Worker:
         # 1. The feeder has stopped: nothing more is leased.
         self.drain()
         # 2. Messages that have not started are released, their tries unchanged.
-        loops.consumers.release_waiting()
+        loops.release_waiting()
         # 3. Handlers finish within the grace period. Meanwhile leases are extended and outcomes settled.
         finished = await loops.wait_for_handlers(self._options.shutdown_timeout, self._aborting)
         # 4. Handlers that still run are cancelled and their messages released, their tries unchanged.
@@ -262,8 +262,7 @@ class Worker:
         finally:
             # 6. No lease is extended from here on. The reaper has stopped with the loops.
             await loops.lease_extender.stop(_FLUSH_PATIENCE)
-            loops.threads.close()
-            await loops.processes.close()
+            await loops.close_runners()
             if self._recorder is not None:
                 self._recorder.close()
             # 7. The lifespan is left last, by `run`.

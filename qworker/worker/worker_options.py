@@ -21,6 +21,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         shutdown_timeout: Seconds that handlers get to finish after `drain`.
         burst: Whether to end when no message is ready or leased. The worker does not wait for delayed messages.
         max_messages: Number of messages after which the worker drains. None: no limit.
+        isolated: Maximum number of processes for suspects: messages whose last attempt killed its process.
 
     Raises:
         UsageError: An option has the wrong type or is out of range.
@@ -32,6 +33,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout: float = 30.0
     burst: bool = False
     max_messages: int | None = None
+    isolated: int = 4
 
     def __post_init__(self) -> None:
         for queue in self.queues or ():
@@ -40,6 +42,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name, positive in (("visibility_timeout", True), ("shutdown_timeout", False)):
             seconds = check_seconds(name, getattr(self, name), positive=positive)
             msgspec.structs.force_setattr(self, name, seconds)
+        check_whole("isolated", self.isolated, 1)
         check_flag("burst", self.burst)
         if self.max_messages is not None:
             check_whole("max_messages", self.max_messages, 1)

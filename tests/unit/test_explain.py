@@ -62,6 +62,7 @@ async def test_each_state_has_its_reason(backend: MemoryBackend, clock: FakeCloc
     clock.advance(31)
     assert await now() == ["expired"]
     await backend.reap(QUEUE)
+    assert await now() == ["ready", "no-worker", "suspect"]
     [lease] = await backend.lease(QUEUE, 1, 30)
     error = "Traceback (most recent call last):\n  File\nValueError: no\nmore"
     await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, delay=5, error=error)])

@@ -160,3 +160,21 @@ def test_the_index_of_a_chosen_id_is_a_plain_name() -> None:
     assert index_name("a:b").isascii()
     assert "/" not in index_name("a" * 120)
     assert len(index_name("a" * 120)) < 100
+
+
+def test_deaths_are_zeros_in_front_of_the_tries_which_other_programs_skip():
+    name = item_name("20260101000000_123456789_1_host-abcd1234", 0)
+    assert with_tries(name, 0) == name
+    marked = with_tries(name, 3, 2)
+    assert marked.split("_")[5] == "003"
+    assert parse_id(marked) == parse_id(name)
+    item = parse_item(marked)
+    assert item is not None
+    assert (item.tries, item.deaths) == (3, 2)
+    assert with_tries(marked, 4).split("_")[5] == "4"
+    assert with_tries(marked, 40, 40).split("_")[5] == "000000040"
+
+
+def test_zeros_of_other_programs_are_no_more_deaths_than_tries():
+    found = [parse_item(f"_20260101000000_123456789_1_host_{tries}") for tries in ("0", "000", "0001", "10")]
+    assert [(item.tries, item.deaths) for item in found if item is not None] == [(0, 0), (0, 0), (1, 1), (10, 0)]

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import structlog
 
-from qworker import Backoff, Context, Draft, Retry, State
+from qworker import Backoff, Context, Retry, State
 from qworker.errors import BackendUnavailable, UsageError
 from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
@@ -366,64 +366,3 @@ async def test_a_burst_ends_though_a_queue_was_deleted(app):
     await work.enqueue()
     worker = await app.burst(queues=("a", "b"))
     assert worker.counts.acked == 1
-
-
-# -- alone -------------------------------------------------------------------------------------------------------------
-
-
-async def test_the_last_chance_of_a_message_runs_alone_and_nothing_is_leased_beside_it(app):
-    held, gate, begun = held_task(app)
-    beside = []
-
-    @app.task(max_tries=2)
-    async def suspect() -> None:
-        beside.append([m.task for m in worker.running_messages()])
-        await work_for(0.05)
-        beside.append((await app.store.stats("default")).leased)
-
-    await held.enqueue(1)
-    await app.store.publish("default", [Draft(body=b'{"task":"suspect"}', tries=1)])
-    for i in range(5):
-        await held.enqueue(2 + i)
-    async with app.working(concurrency=4) as (worker, _):
-        await wait_until(lambda: begun == [1] and worker.counts.released >= 2)
-        assert beside == []
-        assert (await app.store.stats("default")).leased == 2
-        gate.set()
-        await wait_until(lambda: worker.counts.acked == 7)
-    assert beside == [["suspect"], 1]
-
-
-async def test_many_last_chances_run_one_after_the_other(app):
-    most = [0, 0]
-
-    @app.task(max_tries=2)
-    async def suspect() -> None:
-        most[0] += 1
-        most[1] = max(most)
-        await work_for(0.001)
-        most[0] -= 1
-
-    await app.store.publish("default", [Draft(body=b'{"task":"suspect"}', tries=1)] * 20)
-    worker = await app.burst()
-    assert (worker.counts.acked, most[1]) == (20, 1)
-
-
-async def test_a_last_chance_that_never_gets_to_be_alone_goes_back_and_the_queue_flows(app):
-    held, _gate, begun = held_task(app)
-
-    @app.task
-    async def other() -> None: ...
-
-    @app.task(max_tries=2)
-    async def suspect() -> None:
-        raise AssertionError("not run")
-
-    await held.enqueue()
-    async with app.working(concurrency=4, visibility_timeout=2.4) as (worker, _):
-        await wait_until(lambda: begun)
-        await app.store.publish("default", [Draft(body=b'{"task":"suspect"}', tries=1)])
-        await wait_until(lambda: worker.counts.released >= 1)
-        await other.enqueue()
-        await wait_until(lambda: worker.counts.acked >= 1)
-        assert [s.message.tries for s in await app.found(State.DELAYED)] in ([1], [])

@@ -37,12 +37,16 @@ def test_a_thread_that_outlives_its_message_takes_a_consumer(state):
     assert state.capacity() == 4
 
 
-def test_nothing_is_leased_by_a_quiet_worker_or_beside_an_isolated_message(state):
-    state.isolated = delivery()
-    assert state.capacity() == 0
-    state.isolated = None
-    state.lease_limit = 1
-    assert state.capacity() == 1
+def test_a_suspect_takes_no_consumer_and_a_worker_holds_no_more_suspects_than_it_has_consumers(state):
+    state.suspects.update(list(state.held)[:2])
+    assert state.capacity() == 8
+    suspects = [delivery() for _ in range(12)]
+    state.held.update(suspects)
+    state.suspects.update(suspects)
+    assert state.capacity() == 4
+
+
+def test_nothing_is_leased_by_a_quiet_worker(state):
     state.quiet = True
     assert state.capacity() == 0
 

@@ -1,7 +1,8 @@
 -- The functions that the scripts of `redis:` share, in addition to shared.lua.
 --
 -- A message's value in the hash `msg`: tries (2 bytes), order (8 bytes, microseconds: when it was published, made
--- unique by its place in its batch), priority (1 byte), then the part that only clients read. Big-endian. `ready` is a
+-- unique by its place in its batch), priority (1 byte), flags (1 byte), then the part that only clients read.
+-- Big-endian. The six high bits of the flags are the deaths, which older releases ignore and keep. `ready` is a
 -- list of ids: fresh messages of priority 0 in the order published. Every other ready message is in `sorted`, a sorted
 -- set of one score, whose members begin with 9 - priority and the order: first the higher priority, then the older one.
 -- `gone` counts, by id, how often `ready` still names a message that was removed; meta.gone is their sum.
@@ -46,8 +47,17 @@ local function make_ready(sorted, id, value)
   call('ZADD', sorted, 0, place(id, value))
 end
 
-local function one_more_try(value)
+-- Return a value with its deaths set.
+local function with_deaths(value, deaths)
+  local flags = string.byte(value, 12)
+  if flags < 4 and deaths == 0 then return value end
+  return string.sub(value, 1, 11) .. string.char(flags % 4 + 4 * math.min(deaths, 63)) .. string.sub(value, 13)
+end
+
+-- Return a value after a failed attempt: one that ended by itself ends the row of deaths.
+local function one_more_try(value, died)
   local tries = struct.unpack('>I2', value)
+  value = with_deaths(value, died and math.floor(string.byte(value, 12) / 4) + 1 or 0)
   return struct.pack('>I2', math.min(tries + 1, 65535)) .. string.sub(value, 3)
 end
 

@@ -1,5 +1,5 @@
--- Make expired messages (tries + 1) and due messages ready, and remove what has ended: finished messages whose retention
--- has, and holds.
+-- Make expired messages (tries + 1, deaths + 1) and due messages ready, and remove what has ended: finished messages
+-- whose retention has, and holds.
 -- KEYS: meta msg ready sorted delayed leased claims errors fail done wake gone holds
 -- ARGV: most messages of each kind, us to keep failed messages ('' forever), us to keep done ones ('' forever), the
 --   time that this client's last call answered ('' none), us that have passed since on a clock that is never set, most
@@ -20,7 +20,7 @@ local function expire()
   local values = read(msg, expired)
   for i, id in ipairs(expired) do
     if values[i] then
-      local value = one_more_try(values[i])
+      local value = one_more_try(values[i], true)
       call('HSET', msg, id, value)
       call('HSET', errors, id, 'the lease expired')
       make_ready(sorted, id, value)

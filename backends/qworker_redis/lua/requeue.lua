@@ -13,7 +13,7 @@ for _, id in ipairs(selected(fail)) do
   if call('ZREM', fail, id) == 1 then
     local value = call('HGET', msg, id)
     if value then
-      value = struct.pack('>I2', 0) .. string.sub(value, 3)
+      value = with_deaths(struct.pack('>I2', 0) .. string.sub(value, 3), 0)
       call('HSET', msg, id, value)
       call('HDEL', errors, id)
       local key = key_of(value)

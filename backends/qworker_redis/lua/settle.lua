@@ -2,7 +2,8 @@
 -- KEYS: meta msg sorted delayed leased claims keys errors fail done wake mark earlier
 -- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), 0 to keep done messages ('' not),
 --   number of plain acks, then for each of these: id, claim; then for each other: how, id, claim, delay us, error, key
---   how: a(ck), t(emporary failure), p(ermanent failure), r(elease)
+--   how: a(ck), t(emporary failure), d(eath of the handler's process: a temporary failure), p(ermanent failure),
+--   r(elease)
 --   without both kinds, the script only reads the earlier answer
 -- RETURNS: [1 if this is the answer of the earlier call, then the numbers of the refused, plain acks first]
 local meta, msg, sorted, delayed, leased, claims, keys, errors, fail, done, wake, mark, earlier = unpack(KEYS)
@@ -41,10 +42,10 @@ local function finish(how, id, _, delay, reason, key)
     keep_error(errors, id, reason)
     call('ZADD', fail, text(now), id)
     free_key(keys, key, id)
-  elseif how == 't' then
+  elseif how == 't' or how == 'd' then
     keep_error(errors, id, reason)
     wait_or_run(id, value, delay)
-    call('HSET', msg, id, one_more_try(value))
+    call('HSET', msg, id, one_more_try(value, how == 'd'))
   else
     wait_or_run(id, value, delay)
   end

@@ -61,6 +61,7 @@ class RfqBackend(Backend):
         "given_ids": "an rfq id is a UUID of 32 hex digits; only such ids can be given",
         "keep_done": "an ack is rfq's commit, which deletes the message",
         "argv": "a message is a map",
+        "deaths": "rfq counts no tries, and qworker's own note for a message counts tries only",
         "after_removed": (
             "a removed message leaves no trace in the list: it counts as leased, and the whole line follows"
         ),

@@ -32,7 +32,21 @@ from qworker.message import Lease, Message
 from qworker.signature import Signature
 from qworker.task import Handler
 
-__all__ = ["LENGTH", "ChildSetup", "RunReply", "RunRequest", "main", "to_frame"]
+__all__ = [
+    "LENGTH",
+    "ChildSetup",
+    "Handlers",
+    "LeaseCheck",
+    "RunReply",
+    "RunRequest",
+    "Running",
+    "arguments",
+    "decided",
+    "main",
+    "receive_request",
+    "receive_setup",
+    "to_frame",
+]
 
 # Bytes of the length in front of each map.
 LENGTH = 4
@@ -46,6 +60,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     # The arguments of `logs.configure`, if the parent has called it.
     logging: tuple[bool | None, str] | None
     parent: int
+    # Where an isolated handler's app is: the module, the name in it, and the URL. None: functions are found by name.
+    app: tuple[str, str, str | None] | None = None
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +82,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tries: int
 
 
-class _Running:
+class Running:
     """The source of the log fields of the message."""
 
     is_over = False
@@ -75,6 +91,7 @@ class _Running:
         self._request = request
 
     def fields(self) -> dict[str, Any]:
+        """Return the log fields of the message."""
         request = self._request
         message = request.message
         return {
@@ -86,7 +103,7 @@ class _Running:
         }
 
 
-class _LeaseCheck:
+class LeaseCheck:
     """Checks the lease of the running message. The parent knows about it."""
 
     def __init__(self, parent: socket.socket) -> None:
@@ -123,21 +140,35 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(descriptor: int) -> None:
     """Serve one parent. Return when it is gone."""
+    with socket.socket(fileno=descriptor) as parent:
+        setup = receive_setup(parent)
+        if setup is None:
+            return
+        handlers = Handlers(setup.main, setup.logging)
+        while (request := receive_request(parent)) is not None:
+            parent.sendall(to_frame(_run(handlers, request, parent)))
+
+
+def receive_setup(parent: socket.socket) -> ChildSetup | None:
+    """Prepare this process, and return what its parent sent. None: the parent is gone."""
     # Ctrl-C or a service manager's SIGTERM reaches the whole group, and the parent decides what it means here.
     # Functions, not SIG_IGN: programs that a handler starts must not inherit it.
     signal.signal(signal.SIGINT, _ignore_terminal_signals)
     signal.signal(signal.SIGTERM, _ignore_terminal_signals)
-    with socket.socket(fileno=descriptor) as parent:
-        first = _receive(parent)
-        if first is None:
-            return
-        setup = msgspec.msgpack.decode(first, type=ChildSetup)
-        _die_with_the_parent(setup.parent)
-        if setup.logging is not None:
-            logs.configure(*setup.logging)
-        handlers = _Handlers(setup.main, setup.logging)
-        while (data := _receive(parent)) is not None:
-            parent.sendall(to_frame(_run(handlers, msgspec.msgpack.decode(data, type=RunRequest), parent)))
+    first = _receive(parent)
+    if first is None:
+        return None
+    setup = msgspec.msgpack.decode(first, type=ChildSetup)
+    _die_with_the_parent(setup.parent)
+    if setup.logging is not None:
+        logs.configure(*setup.logging)
+    return setup
+
+
+def receive_request(parent: socket.socket) -> RunRequest | None:
+    """Wait for the next message. None: the parent is gone."""
+    data = _receive(parent)
+    return None if data is None else msgspec.msgpack.decode(data, type=RunRequest)
 
 
 def to_frame(value: Any) -> bytes:
@@ -172,9 +203,9 @@ def _exactly(parent: socket.socket, count: int) -> bytes | None:
     return bytes(data)
 
 
-def _run(handlers: _Handlers, request: RunRequest, parent: socket.socket) -> RunReply:
-    logs.RUNNING.set(_Running(request))
-    lease = _LeaseCheck(parent)
+def _run(handlers: Handlers, request: RunRequest, parent: socket.socket) -> RunReply:
+    logs.RUNNING.set(Running(request))
+    lease = LeaseCheck(parent)
     try:
         function, signature = handlers.found(request.module, request.qualname)
         parent.sendall(to_frame(RunReply(how="begun")))
@@ -185,16 +216,34 @@ def _run(handlers: _Handlers, request: RunRequest, parent: socket.socket) -> Run
         lease.end()
 
 
-def _outcome(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: _LeaseCheck) -> RunReply:
+def _outcome(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: LeaseCheck) -> RunReply:
     try:
-        _call(function, signature, request, lease)
+        args, kwargs = arguments(signature, request, lease)
+        problem = not_run_error(function(*args, **kwargs))
+        if problem is not None:
+            raise problem
     except (Retry, Fail) as error:
-        reason, delay = outcome_of(error)
-        return RunReply(how="retry" if isinstance(error, Retry) else "fail", reason=reason, delay=delay)
+        return decided(error)
     return RunReply(how="returned")
 
 
-def _call(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: _LeaseCheck) -> None:
+def decided(error: Retry | Fail) -> RunReply:
+    """Return the reply for a handler that decided its outcome."""
+    reason, delay = outcome_of(error)
+    return RunReply(how="retry" if isinstance(error, Retry) else "fail", reason=reason, delay=delay)
+
+
+def arguments(
+    signature: Signature, request: RunRequest, lease: LeaseCheck, state: Any = None
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a handler.
+
+    Args:
+        signature: The handler's signature.
+        request: The message.
+        lease: The check of its lease.
+        state: The value that the app's lifespan yielded.
+    """
     message = msgspec.structs.replace(request.message, argv=tuple(map(os.fsdecode, request.argv)))
     args: list[Any] = [message]
     kwargs: dict[str, Any] = {}
@@ -213,17 +262,15 @@ def _call(function: Callable[..., Any], signature: Signature, request: RunReques
                 task=request.name,
                 deadline=request.deadline,
                 headers=headers,
+                state=state,
                 max_tries=request.max_tries,
                 lease_lost=lease.is_lost,
             ),
         )
-    result = function(*args, **kwargs)
-    problem = not_run_error(result)
-    if problem is not None:
-        raise problem
+    return args, kwargs
 
 
-class _Handlers:
+class Handlers:
     """Functions by module and name. The parent's script is run once, under another name than `__main__`."""
 
     def __init__(self, main_path: str | None, logging: tuple[bool | None, str] | None) -> None:
@@ -241,8 +288,12 @@ class _Handlers:
                 logs.show_standard_logging(*self._logging)
         return known
 
+    def module(self, name: str) -> Any:
+        """Import a module, or the parent's script."""
+        return self._script() if name == "__main__" else importlib.import_module(name)
+
     def _find(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
-        target: Any = self._script() if module == "__main__" else importlib.import_module(module)
+        target: Any = self.module(module)
         for part in qualname.split("."):
             target = getattr(target, part)
         if isinstance(target, Handler):

@@ -18,21 +18,19 @@ from collections.abc import Callable
 import msgspec
 
 from qworker import logs
+from qworker.app import Tasks
 from qworker.clock import Clock
 from qworker.decision import Fail, Retry
 from qworker.errors import UsageError
-from qworker.failure_text import RemoteFailure, error_type
+from qworker.failure_text import ProcessDied, RemoteFailure, error_type
 from qworker.task import Handler, RawHandler
 from qworker.worker.delivery import CancelReason, Delivery
 from qworker.worker.handlers.child_main import LENGTH, ChildSetup, RunReply, RunRequest, to_frame
 
-__all__ = ["ProcessRunner", "check_importable"]
+__all__ = ["ProcessRunner", "app_place", "check_importable", "process_limit"]
 
 # Not `-m`: the child must look for modules where its parent does.
-_START = (
-    "import sys; sys.path[:] = sys.argv[2:];"
-    " from qworker.worker.handlers.child_main import main; main(int(sys.argv[1]))"
-)
+_START = "import sys; sys.path[:] = sys.argv[2:]; from qworker.worker.handlers.{} import main; main(int(sys.argv[1]))"
 # Seconds that processes without work get to end by themselves.
 _CLOSE_PATIENCE = 2.0
 
@@ -64,12 +62,14 @@ def _flags() -> list[str]:
 class HandlerProcess:
     """One process and the parent's end of its socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: tuple[str, str, str | None] | None = None) -> None:
+        self._app = app
+        start = _START.format("child_main" if app is None else "isolated_main")
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, *_flags(), "-c", _START, str(theirs.fileno()), *sys.path],
+                    [sys.executable, *_flags(), "-c", start, str(theirs.fileno()), *sys.path],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                 )
@@ -93,7 +93,7 @@ class HandlerProcess:
         """
         loop = asyncio.get_running_loop()
         if not self._set_up:
-            setup = ChildSetup(main=_main_path(), logging=logs.configured(), parent=os.getpid())
+            setup = ChildSetup(main=_main_path(), logging=logs.configured(), parent=os.getpid(), app=self._app)
             await loop.sock_sendall(self._socket, to_frame(setup))
             self._set_up = True
         await loop.sock_sendall(self._socket, to_frame(request))
@@ -162,11 +162,18 @@ class _Timer:
 
 
 class ProcessRunner:
-    """Runs handlers in at most one process per processor, or per consumer if there are fewer consumers."""
+    """Runs handlers in processes.
 
-    def __init__(self, limit: int, clock: Clock) -> None:
+    Args:
+        limit: Maximum number of processes.
+        clock: The clock of the leases.
+        app: For processes of suspects: the module of the app, its name there, and its URL. None: for `process=True`.
+    """
+
+    def __init__(self, limit: int, clock: Clock, app: tuple[str, str, str | None] | None = None) -> None:
         self._clock = clock
-        self._slots = asyncio.Semaphore(min(limit, len(os.sched_getaffinity(0))))
+        self._app = app
+        self._slots = asyncio.Semaphore(limit)
         self._idle: list[HandlerProcess] = []
         # Processes that were asked to end and still run.
         self._ending: list[HandlerProcess] = []
@@ -235,7 +242,7 @@ class ProcessRunner:
             if child.alive():
                 return child
             child.hang_up()
-        return HandlerProcess()
+        return HandlerProcess(self._app)
 
     async def _died(self, child: HandlerProcess) -> BaseException:
         self._ending.append(child)
@@ -245,7 +252,7 @@ class ProcessRunner:
             await asyncio.sleep(0.01)
         how = child.death()
         child.kill()
-        return RemoteFailure("ProcessDied", f"the handler's process died: {how}")
+        return ProcessDied(f"the handler's process died: {how}")
 
     def _kill(self, child: HandlerProcess) -> None:
         child.kill()
@@ -264,6 +271,22 @@ def _error(reply: RunReply) -> BaseException | None:
     if reply.how == "fail":
         return Fail(reply.reason)
     return RemoteFailure(reply.error_type, reply.reason)
+
+
+def process_limit(concurrency: int) -> int:
+    """Return the number of processes for `process=True`: one per processor, or per consumer if these are fewer."""
+    return min(concurrency, len(os.sched_getaffinity(0)))
+
+
+def app_place(app: Tasks) -> tuple[str, str, str | None] | None:
+    """Return the module of an app, its name there and its URL, or None if no other process can import it."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name == "__main__" and _main_path() is None:
+            continue
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is app:
+                return module_name, name, app.url
+    return None
 
 
 def _main_path() -> str | None:

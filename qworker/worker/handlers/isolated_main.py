@@ -1,0 +1,115 @@
+"""The process of suspects: it runs handlers of every kind, one at a time, inside the app's lifespan.
+
+A suspect is a message whose last attempt killed its process. If it does so again, only this process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import socket
+from contextlib import nullcontext
+from typing import Any
+
+from qworker import logs
+from qworker.app import Tasks
+from qworker.decision import Fail, Retry
+from qworker.definition.callables import not_run_error
+from qworker.errors import UsageError
+from qworker.failure_text import error_type, failure_text
+from qworker.kit.linux import die_first_without_memory
+from qworker.task import Handler
+from qworker.worker.handlers.child_main import (
+    ChildSetup,
+    Handlers,
+    LeaseCheck,
+    Running,
+    RunReply,
+    RunRequest,
+    arguments,
+    decided,
+    receive_request,
+    receive_setup,
+    to_frame,
+)
+
+__all__ = ["main"]
+
+
+def main(descriptor: int) -> None:
+    """Serve one parent. Return when it is gone."""
+    with socket.socket(fileno=descriptor) as parent:
+        setup = receive_setup(parent)
+        if setup is not None:
+            die_first_without_memory()
+            asyncio.run(_serve(parent, setup))
+
+
+async def _serve(parent: socket.socket, setup: ChildSetup) -> None:
+    handlers = Handlers(setup.main, setup.logging)
+    request = await asyncio.to_thread(receive_request, parent)
+    while request is not None:
+        answered = False
+        try:
+            app = _load(handlers, setup)
+            async with nullcontext() if app.lifespan is None else app.lifespan(app) as state:
+                while request is not None:
+                    reply = await _run(app, state, request, parent)
+                    answered = True
+                    parent.sendall(to_frame(reply))
+                    request = await asyncio.to_thread(receive_request, parent)
+                    answered = request is None
+        except Exception as error:  # the import and the lifespan are code of the app
+            if answered or request is None:
+                raise
+            parent.sendall(to_frame(RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))))
+            request = await asyncio.to_thread(receive_request, parent)
+
+
+def _load(handlers: Handlers, setup: ChildSetup) -> Tasks:
+    assert setup.app is not None
+    module, name, url = setup.app
+    app: Tasks = getattr(handlers.module(module), name)
+    app.url = url
+    if setup.logging is not None:
+        logs.show_standard_logging(*setup.logging)
+    return app
+
+
+async def _run(app: Tasks, state: Any, request: RunRequest, parent: socket.socket) -> RunReply:
+    # A task of its own: a handler that cancels its task cancels nothing else, and its context variables end with it.
+    task = asyncio.create_task(_outcome(app, state, request, parent), context=contextvars.copy_context())
+    await asyncio.wait([task])
+    try:
+        return task.result()
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
+        return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))
+
+
+async def _outcome(app: Tasks, state: Any, request: RunRequest, parent: socket.socket) -> RunReply:
+    logs.RUNNING.set(Running(request))
+    lease = LeaseCheck(parent)
+    try:
+        handler = _find(app, request)
+        args, kwargs = arguments(handler.signature, request, lease, state)
+        parent.sendall(to_frame(RunReply(how="begun")))
+        if handler.kind == "async":
+            result = await handler.function(*args, **kwargs)
+        else:
+            result = await asyncio.to_thread(handler.function, *args, **kwargs)
+        problem = not_run_error(result)
+        if problem is not None:
+            raise problem
+    except (Retry, Fail) as error:
+        return decided(error)
+    finally:
+        lease.end()
+    return RunReply(how="returned")
+
+
+def _find(app: Tasks, request: RunRequest) -> Handler:
+    handler: Handler | None
+    handler = app.raw_handlers.get(request.message.queue) if request.raw else app.registered_tasks.get(request.name)
+    if handler is None:
+        raise UsageError(f"the app has no handler {request.name!r} when it is imported again: register it on import")
+    return handler

@@ -1,0 +1,165 @@
+"""Promise 8: a message that kills its worker fails after its tries, and other messages continue."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Generator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from qworker import State
+from qworker.backend.registry import open_backend
+from qworker.message import Query, StoredMessage
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+
+APP = """
+import asyncio, os, signal, time
+from contextlib import asynccontextmanager
+from qworker import Backoff, Context, Tasks
+
+@asynccontextmanager
+async def lifespan(app):
+    yield "state"
+
+tasks = Tasks(os.environ["URL"], lifespan=lifespan)
+options = {"max_tries": 3, "backoff": Backoff(initial=0.0)}
+
+def started(name):
+    with open(os.environ["STARTS"], "a") as file:
+        print(name, os.getpid(), file=file)
+
+@tasks.task(**options)
+async def poison(context: Context[str]) -> None:
+    started(f"poison-{context.state}")
+    while not os.path.exists(os.environ["GO"]):
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@tasks.task(**options)
+async def neighbour(context: Context[str], number: int) -> None:
+    started(f"neighbour-{number}-{context.state}")
+    while not os.path.exists(os.environ["GO"]):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+
+@tasks.task(**options)
+def plain(context: Context[str]) -> None:
+    started(f"plain-{context.state}")
+    while not os.path.exists(os.environ["GO"]):
+        time.sleep(0.01)
+
+@tasks.task(**options)
+def raises() -> None:
+    started("raises")
+    raise ValueError("not a death")
+"""
+
+
+class Poisoned:
+    """An app with a message that kills its process, and its workers."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "poison_app.py").write_text(APP)
+        self.folder = folder
+        self.url = f"file://{folder}/spool"
+        self.starts = folder / "starts"
+        self.starts.touch()
+        self.environment = {
+            **os.environ,
+            "URL": self.url,
+            "STARTS": str(self.starts),
+            "GO": str(folder / "go"),
+        }
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "qworker", *arguments]
+
+    def enqueue(self, task: str, *arguments: str) -> None:
+        subprocess.run(
+            self.command("enqueue", "poison_app:tasks", task, *arguments),
+            cwd=self.folder,
+            env=self.environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+
+    @contextmanager
+    def worker(self, *options: str) -> Generator[subprocess.Popen[bytes]]:
+        with subprocess.Popen(
+            self.command("run", "poison_app:tasks", *options), cwd=self.folder, env=self.environment
+        ) as process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+                    try:
+                        process.wait(timeout=20)
+                    finally:
+                        process.kill()
+
+    def started(self) -> Counter[str]:
+        return Counter(line.split()[0] for line in self.starts.read_text().splitlines())
+
+    def pids(self, name: str) -> list[int]:
+        return [int(line.split()[1]) for line in self.starts.read_text().splitlines() if line.startswith(name)]
+
+    def go(self) -> None:
+        Path(self.environment["GO"]).touch()
+
+    def stored(self, state: State) -> list[StoredMessage]:
+        async def listed() -> list[StoredMessage]:
+            async with aclosing(open_backend(self.url)) as backend:
+                await backend.open()
+                return [each async for page in backend.browse("default", Query(state)) for each in page]
+
+        return asyncio.run(listed())
+
+    def is_empty(self) -> bool:
+        return not any(self.stored(state) for state in (State.READY, State.LEASED, State.DELAYED))
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path) -> Poisoned:
+    return Poisoned(tmp_path)
+
+
+def test_poison_fails_after_its_tries_and_the_worker_lives_and_survivors_are_cleared(poisoned: Poisoned) -> None:
+    poisoned.enqueue("poison")
+    for number in range(3):
+        poisoned.enqueue("neighbour", str(number))
+    poisoned.enqueue("plain")
+    with poisoned.worker() as first:
+        wait_for(lambda: sum(poisoned.started().values()) == 5)
+        poisoned.go()
+        assert first.wait(timeout=20) == -signal.SIGKILL
+    with poisoned.worker() as second:
+        wait_for(poisoned.is_empty)
+        assert second.poll() is None
+        assert second.pid not in poisoned.pids("poison")
+        assert second.pid not in poisoned.pids("neighbour")
+        assert second.pid not in poisoned.pids("plain")
+    (failed,) = poisoned.stored(State.FAILED)
+    assert failed.error is not None
+    assert "the handler's process died: killed by SIGKILL" in failed.error
+    neighbours = {f"neighbour-{number}-state": 2 for number in range(3)}
+    assert poisoned.started() == {"poison-state": 3, "plain-state": 2, **neighbours}
+    assert second.returncode == 0
+
+
+def test_an_exception_makes_no_suspect(poisoned: Poisoned) -> None:
+    poisoned.enqueue("raises")
+    with poisoned.worker() as worker:
+        wait_for(poisoned.is_empty)
+        assert poisoned.pids("raises") == [worker.pid] * 3
+    (failed,) = poisoned.stored(State.FAILED)
+    assert failed.message.deaths == 0
