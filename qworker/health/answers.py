@@ -134,6 +134,7 @@ class HealthAnswers:
             "workers": len(reports),
             "running": sum(report.running for report in reports),
             "concurrency": sum(report.concurrency for report in reports),
+            "suspects": sum(report.suspects for report in reports),
             "queues": {stats.queue: _plain(stats) for stats in queues},
             "outcomes": _outcomes(self._counts(reports)),
         }

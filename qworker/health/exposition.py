@@ -131,6 +131,11 @@ def _running(reports: Sequence[WorkerReport]) -> Iterator[Metric]:
         "qworker_concurrency", "Maximum number of running handlers.", sum(r.concurrency for r in reports)
     )
     yield GaugeMetricFamily(
+        "qworker_suspects",
+        "Messages whose last attempt killed its process. They run apart from the others.",
+        sum(r.suspects for r in reports),
+    )
+    yield GaugeMetricFamily(
         "qworker_loop_stalled_seconds",
         "Seconds that the event loop has been blocked, the longest of all workers.",
         max((r.stalled for r in reports), default=0.0),

@@ -128,6 +128,7 @@ class Monitor:
             problem=self._problem,
             running=0 if self._worker is None else self._worker.running_count,
             concurrency=self._concurrency,
+            suspects=0 if self._worker is None else self._worker.suspect_count,
             counts=self.metrics.counts(),
             queues=self._queues,
             looked_at=self._looked_at,

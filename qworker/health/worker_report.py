@@ -29,6 +29,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag="Report"):
     # The number of running handlers, and its maximum.
     running: int = 0
     concurrency: int = 0
+    # The number of messages whose last attempt killed its process, and which run apart from the others.
+    suspects: int = 0
     counts: list[TaskCounts] = []
     # The last sample of the queues, and its time in Unix seconds. None: there is no sample yet.
     queues: list[QueueStats] = []

@@ -129,6 +129,11 @@ class Worker:
         """The number of handlers that run now. From any thread."""
         return 0 if self._loops is None else len(self._loops.state.active)
 
+    @property
+    def suspect_count(self) -> int:
+        """The number of suspects that run in a process of their own, or wait for one. From any thread."""
+        return 0 if self._loops is None else len(self._loops.state.suspects)
+
     def running_messages(self) -> list[RunningMessage]:
         """Return the handlers that run now, oldest first."""
         if self._loops is None:

@@ -59,6 +59,7 @@ class WorkerTotals(msgspec.Struct, frozen=True):
     # The number of running handlers, and its maximum.
     running: int = 0
     concurrency: int = 0
+    suspects: int = 0
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +81,7 @@ class _HealthCounts(msgspec.Struct, frozen=True):
     workers: int
     running: int
     concurrency: int
+    suspects: int = 0
     # The number of finished deliveries, by queue and outcome.
     outcomes: dict[str, dict[str, int]] = {}
 
@@ -132,7 +134,7 @@ class Sampler:
         fleet = None
         if healths:
             fleet = WorkerTotals(
-                *(sum(getattr(h, name) for h in healths) for name in ("workers", "running", "concurrency"))
+                *(sum(getattr(h, name) for h in healths) for name in ("workers", "running", "concurrency", "suspects"))
             )
         return Sample(
             backend=self._backend.describe(), at=self._clock.time(), rows=self._rows, fleet=fleet, problem=problem

@@ -43,7 +43,8 @@ def heading(sample: Sample) -> str:
         return sample.backend
     totals = sample.fleet
     running = f"{totals.running:,} of {counted(totals.concurrency, 'handler')} running"
-    return f"{sample.backend}   {counted(totals.workers, 'worker')}, {running}"
+    suspects = f", {counted(totals.suspects, 'suspect')}" if totals.suspects else ""
+    return f"{sample.backend}   {counted(totals.workers, 'worker')}, {running}{suspects}"
 
 
 def _number(rate: float | None) -> str:
