@@ -25,6 +25,7 @@ import msgspec
 from qworker.clock import Clock
 from qworker.kit.directory.blocked import BlockedFiles
 from qworker.kit.files import (
+    LONG_TEXT,
     find_identity,
     has_entry,
     list_names,
@@ -175,7 +176,7 @@ class QueueDirectory:
     def read_info(self, number: int) -> MessageInfo:
         """Return the info of a message, or an empty one if it does not exist or cannot be read."""
         try:
-            data = read_file(str(number), self.infos)
+            data = read_file(str(number), self.infos, LONG_TEXT)
             return _NO_INFO if data is None else _decode(data)
         except ValueError:
             return _NO_INFO
