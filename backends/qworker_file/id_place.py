@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from qworker.kit.files import find_inode, try_unlink
+from qworker.kit.files import find_inode, has_entry, try_unlink
 from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import FULL, NOT_SUPPORTED
 from qworker_file.layout import QueueDir
@@ -99,17 +99,31 @@ def replace_link(files: QueueDir, text: str, target: str) -> None:
         OSError: It cannot be made.
     """
     try:
-        os.symlink(text, target, dir_fd=files.names)
+        _make_link(text, target, files.names)
         return
     except FileExistsError:
         pass
     temporary = f"{target}.{secrets.token_hex(4)}"
-    os.symlink(text, temporary, dir_fd=files.tmp)
+    _make_link(text, temporary, files.tmp)
     try:
         os.rename(temporary, target, src_dir_fd=files.tmp, dst_dir_fd=files.names)
     except OSError:
+        # A lost reply: the rename has happened although an error was reported.
+        if not has_entry(temporary, files.tmp):
+            return
         try_unlink(temporary, files.tmp)
         raise
+
+
+def _make_link(text: str, name: str, directory: int) -> None:
+    try:
+        os.symlink(text, name, dir_fd=directory)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A lost reply: the link exists although an error was reported.
+        if not has_entry(name, directory) or os.readlink(name, dir_fd=directory) != text:
+            raise
 
 
 def record_move(files: QueueDir, item: str, *places: Place) -> None:

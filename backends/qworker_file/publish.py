@@ -152,9 +152,10 @@ def _discard(files: QueueDir, plans: list[Plan]) -> None:
             if plan.given_id is not None and plan.fd >= 0:
                 _remove_index(files, index_name(plan.given_id), plan.fd)
             os.unlink(plan.temporary, dir_fd=files.tmp)
-        except FileNotFoundError:
-            # It was renamed, or the queue was deleted.
-            pass
+        except OSError:
+            # It was renamed, the queue was deleted, or the reply was lost.
+            if has_entry(plan.temporary, files.tmp):
+                raise
     _close(plans)
 
 

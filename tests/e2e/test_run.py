@@ -135,14 +135,15 @@ def test_a_killed_workers_message_runs_again_and_after_max_tries_lies_in_fail(fo
         first.end()
     with worker(folder) as second:
         second.line("begin a 1")
-        assert "_1_hold" in names(folder, "lease")[0]
+        # The zero in front of the tries counts the death.
+        assert "_01_hold" in names(folder, "lease")[0]
         second.signal(signal.SIGKILL)
         second.end()
     with worker(folder) as third:
         wait_for(lambda: names(folder, "fail"), "a failed message", lambda: third.text)
         assert third.drain() == 0
         assert "begin a" not in third.text
-    assert "_2_hold" in names(folder, "fail")[0]
+    assert "_002_hold" in names(folder, "fail")[0]
     reasons = [p.read_text() for p in (folder / "spool/default/fail").glob(".*.reason")]
     assert len(reasons) == 1
     assert "may be killing its workers" in reasons[0]

@@ -25,6 +25,7 @@ IN_THE_EXECUTOR = {
     "backends/qworker_redis/": "its own calls resolve names",
     "qworker/cli/demo.py": "waits for a process, and runs nothing else",
     "qworker/testing/": "tests",
+    "qworker/worker/handlers/isolated_main.py": "its process runs one handler, and nothing else",
 }
 
 
