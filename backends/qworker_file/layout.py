@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -11,7 +12,7 @@ from qworker.errors import BackendError, FormatTooNew
 from qworker.kit.directory.queue_files import QueueFiles, is_queue
 from qworker.kit.files import change_mode, has_entry, make_fifo, read_file, remove_whole_tree, write_all
 from qworker.kit.opening import create_file, open_directory, open_entry
-from qworker.kit.store_errors import NOT_EMPTY
+from qworker.kit.store_errors import DENIED, NOT_A_FILE, NOT_EMPTY
 
 __all__ = ["FORMAT", "QueueDir", "create_queue", "open_queue"]
 
@@ -152,17 +153,24 @@ def _make_trigger(base: int, mode: int) -> None:
 def _open_trigger(base: int, mode: int) -> int:
     """Open the trigger for reading and writing; -1 if it is not a pipe."""
     try:
-        found = os.stat(_TRIGGER, dir_fd=base, follow_symlinks=False)
+        fd = _open_existing(_TRIGGER, base)
     except FileNotFoundError:
         _make_trigger(base, mode)
-        found = os.stat(_TRIGGER, dir_fd=base, follow_symlinks=False)
-    if not stat.S_ISFIFO(found.st_mode):
+        fd = _open_existing(_TRIGGER, base)
+    if fd >= 0 and not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
         return -1
+    return fd
+
+
+def _open_existing(name: str, base: int) -> int:
     try:
-        return open_entry(_TRIGGER, os.O_RDWR, base)
-    except PermissionError:
-        # It is a trigger of another user: rescans and inotify work without it.
-        return -1
+        return open_entry(name, os.O_RDWR, base)
+    except OSError as error:
+        # It is a trigger of another user, or none: rescans and inotify work without it.
+        if error.errno in DENIED or error.errno in NOT_A_FILE or error.errno == errno.EISDIR:
+            return -1
+        raise
 
 
 def _write_format(base: int, mode: int, *, durable: bool) -> None:

@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from qworker.kit.files import (
+    LONG_TEXT,
     find_identity,
     has_entry,
     list_names,
@@ -166,7 +167,7 @@ class QueueDirectory:
     def read_info(self, number: int) -> MessageInfo:
         """Return the info of a message, or an empty one if it does not exist or cannot be read."""
         try:
-            data = read_file(str(number), self.infos)
+            data = read_file(str(number), self.infos, LONG_TEXT)
             return _NO_INFO if data is None else _decode(data)
         except ValueError:
             return _NO_INFO

@@ -23,7 +23,7 @@ import msgspec
 
 from qworker.bulk.contract import IncompleteLoad, LoadDone, Manifest
 from qworker.errors import BackendError
-from qworker.kit.files import link_file, read_file, remove_empty, remove_tree, try_unlink, write_all
+from qworker.kit.files import LONG_TEXT, link_file, read_file, remove_empty, remove_tree, try_unlink, write_all
 from qworker.kit.opening import create_file, open_directory
 
 __all__ = ["GONE", "RUN", "STAGED", "LoadFiles", "incomplete_loads", "names_in"]
@@ -157,7 +157,7 @@ class LoadFiles:
         return [manifest for manifest in found if manifest is not None]
 
     def _seal(self, name: str) -> Manifest | None:
-        text = read_file(f"{self._path}/{name}", self._parent)
+        text = read_file(f"{self._path}/{name}", self._parent, LONG_TEXT)
         if text is None:
             return None
         try:

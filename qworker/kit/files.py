@@ -17,6 +17,7 @@ from qworker.kit.opening import create_file, open_directory, open_entry, open_fi
 from qworker.kit.store_errors import NOT_A_FILE, NOT_EMPTY, NOT_SUPPORTED, Unsupported
 
 __all__ = [
+    "LONG_TEXT",
     "change_mode",
     "check_writable",
     "close_all",
@@ -45,8 +46,9 @@ __all__ = [
     "write_new",
 ]
 
-# The most bytes that are read of a small file.
+# The most bytes that are read of a small file: one line or one text, and a list or an error of any realistic length.
 _SMALL = 1 << 20
+LONG_TEXT = 1 << 28
 # Files in one batch.
 _BATCH = 1000
 # Directory entries read between two turns of the loop; about 1 ms of work.
@@ -122,10 +124,13 @@ def read_all(fd: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def read_file(name: str, directory: int) -> bytes | None:
+def read_file(name: str, directory: int, most: int = _SMALL) -> bytes | None:
     """Return the content of a small file, or None if it does not exist.
 
-    Of a file larger than 1 MiB, only the first MiB is read: it was not written by qworker.
+    Args:
+        name: Its name.
+        directory: Its open directory.
+        most: Bytes. Of a larger file, only the first ones are read.
 
     Raises:
         OSError: It cannot be read; with a number in `NOT_A_FILE`: it is not a regular file.
@@ -135,7 +140,7 @@ def read_file(name: str, directory: int) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        return os.read(fd, _SMALL) if found.st_size >= _SMALL else read_all(fd, found.st_size)
+        return os.read(fd, most) if found.st_size >= most else read_all(fd, found.st_size)
     finally:
         os.close(fd)
 
