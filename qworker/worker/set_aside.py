@@ -21,11 +21,13 @@ class SetAside:
 
     Args:
         log: The worker's log.
+        draw: Returns uniform numbers from [0, 1), for jitter.
         submit: Takes a delivery whose pause is over.
     """
 
-    def __init__(self, log: Any, submit: Callable[[Delivery], None]) -> None:
+    def __init__(self, log: Any, draw: Callable[[], float], submit: Callable[[Delivery], None]) -> None:
         self._log = log
+        self._draw = draw
         self._submit = submit
         # The last pause of each, until it is settled or given up.
         self._pauses: dict[Delivery, float] = {}
@@ -51,6 +53,8 @@ class SetAside:
             )
         pause = min(_LONGEST_PAUSE, pause * 2 or _FIRST_PAUSE)
         self._pauses[delivery] = pause
+        # The pauses of two deliveries soon differ: then the error of a batch is that of one.
+        pause *= 0.5 + self._draw() / 2
         self._timers[delivery] = asyncio.get_running_loop().call_later(pause, self._end_pause, delivery)
 
     def _end_pause(self, delivery: Delivery) -> None:

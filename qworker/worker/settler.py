@@ -55,7 +55,7 @@ class Settler:
         # Deliveries whose lease is being extended.
         self._waiting: list[Delivery] = []
         # Deliveries that the store cannot settle while it settles others.
-        self._aside = SetAside(state.log, self.submit)
+        self._aside = SetAside(state.log, state.draw, self.submit)
         # Batches that are being sent, with the pauses after errors.
         self._batches = 0
         self._wake: asyncio.Event = asyncio.Event()
