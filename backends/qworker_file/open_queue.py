@@ -14,7 +14,6 @@ from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify
-from qworker.kit.max_body import describe_too_large
 from qworker.kit.store_errors import DAMAGED, FULL
 from qworker_file.foreign import ClaimResult, move_to_failed
 from qworker_file.holder import DETACHED, Holder
@@ -311,7 +310,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
     def _skip(self, source: int, name: str, result: ClaimResult) -> None:
         """Continue after a name that gave no lease."""
         if result is ClaimResult.TOO_LARGE:
-            self._set_aside(source, name)
+            self._block_too_large(source, name)
             return
         if source != self.files.queue:
             return
@@ -319,16 +318,6 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             self._try_later(name)
         if result in {ClaimResult.BUSY, ClaimResult.GONE}:
             self._ready.skip_taken(name, self._is_ready)
-
-    def _set_aside(self, source: int, name: str) -> None:
-        """Let a file rest that is larger than `max_body`."""
-        try:
-            size = os.stat(name, dir_fd=source, follow_symlinks=False).st_size
-        except FileNotFoundError:
-            return
-        reason = describe_too_large(size, self.files.max_body or 0)
-        self._blocked[source].add(name, reason, is_too_large=True)
-        self._has_blocked = True
 
     def _is_ready(self, name: str) -> bool:
         return has_entry(name, self.files.queue)

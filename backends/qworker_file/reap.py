@@ -174,7 +174,7 @@ class QueueReaper:
             if not is_about_one_file(error, files.tmp, files.lease, files.delay):
                 raise
             # The messages behind it must not wait for it.
-            self._blocked.add(name, error.strerror or str(error))
+            self._blocked.add(name, error)
             return None
         if self._blocked:
             self._blocked.forget(name)

@@ -19,7 +19,6 @@ from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify, ignore
-from qworker.kit.large_messages import LargeMessages
 from qworker_fsq.environment import ItemLimits
 from qworker_fsq.layout import QueueDir
 from qworker_fsq.lease import ClaimedItem, FsqLease, SkipReason, claim, make_message
@@ -77,7 +76,6 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         self._blocked = {files.queue: BlockedFiles(files.name, "queue", clock, BlockedRecords(files.base))}
         self.trigger = files.open_trigger()
         self._limits = limits
-        self._large = LargeMessages(files.max_body)
         self._most_lingering = most_lingering
         # Items that are finished and still locked: (the loop's time of the end, item).
         self._lingering: deque[tuple[float, ClaimedItem]] = deque()
@@ -213,10 +211,8 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
     def _lease_one(self, name: str, visibility: float) -> FsqLease | None:
         now = self._clock.time()
         claimed = claim(self.files, name, self._limits, now=now)
-        if claimed is SkipReason.REFUSED:
-            self._put_off.add(name)
-            self._blocked[self.files.queue].add(name, os.strerror(errno.EACCES))
-            self._has_blocked = True
+        if claimed in {SkipReason.REFUSED, SkipReason.TOO_LARGE}:
+            self._rest(name, is_too_large=claimed is SkipReason.TOO_LARGE)
             return None
         if self._has_blocked:
             self._unblock(self.files.queue, name)
@@ -229,21 +225,21 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         elif claimed is SkipReason.GONE:
             self._pauses.pop(name, None)
             self._window.skip_taken(name, self._is_ready)
-        elif claimed is SkipReason.TOO_LARGE:
-            self._skip_large(name)
         elif claimed is not SkipReason.FAILED:
             self._put_off.add(name)
             self._try_later(name)
         return None
 
-    def _skip_large(self, name: str) -> None:
-        try:
-            size = os.stat(name, dir_fd=self.files.queue, follow_symlinks=False).st_size
-        except FileNotFoundError:
-            return
+    def _rest(self, name: str, *, is_too_large: bool) -> None:
+        """Let an item rest that is too large, or that this user cannot open."""
+        ready = self.files.queue
+        if is_too_large:
+            if not self._block_too_large(ready, name):
+                return
+        else:
+            self._blocked[ready].add(name, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+            self._has_blocked = True
         self._put_off.add(name)
-        now = asyncio.get_running_loop().time()
-        heapq.heappush(self._busy, (self._large.skip(self.files.name, name, size, now), name))
 
     def _make_lease(self, claimed: ClaimedItem, now: float, visibility: float) -> FsqLease:
         try:

@@ -80,7 +80,7 @@ class Mover:
                 if not is_about_one_file(error, root.tmp):
                     raise
                 # The messages behind it must not wait for it.
-                self._store.get_or_create(parts[0]).blocked.add(f"new/{name}", error.strerror or str(error))
+                self._store.get_or_create(parts[0]).blocked.add(f"new/{name}", error)
                 self._has_unfinished = True
 
     def _move(self, name: str, queue: str, message_id: str) -> None:

@@ -93,8 +93,6 @@ def _try_lease(
     store: Store, queue: OpenQueue, message_id: str, visibility: float, holder: str, locked: list[str]
 ) -> MqLease | None:
     """Lease a ready message. None: it is gone, or locked, or it is too large or not a message."""
-    if store.large.waits(queue.name, message_id, time.monotonic()):
-        return None
     try:
         return _lease_one(store, queue, message_id, visibility, holder)
     except MessageLocked:
@@ -106,7 +104,7 @@ def _try_lease(
     except OSError as error:
         if not is_about_one_file(error, store.root.tmp):
             raise
-        queue.blocked.add(message_id, error.strerror or str(error))
+        queue.blocked.add(message_id, error)
         return None
 
 
@@ -116,11 +114,10 @@ def _lease_one(store: Store, queue: OpenQueue, message_id: str, visibility: floa
     if fd < 0:
         return None
     try:
-        if store.options.max_body is not None:
-            size = os.fstat(fd).st_size
-            if store.large.is_too_large(size):
-                store.large.skip(queue.name, message_id, size, time.monotonic())
-                return None
+        most = store.options.max_body
+        if most is not None and (size := os.fstat(fd).st_size) > most:
+            queue.blocked.add_too_large(message_id, size, most)
+            return None
         body = _read_body(fd)
         name = f"{queue.name}:{message_id}"
         state = store.lease_states.read(name)

@@ -101,7 +101,7 @@ class StoreReaper:
         """
         if not is_about_one_file(error, self._store.root.tmp):
             raise error
-        queue.blocked.add(name, error.strerror or str(error))
+        queue.blocked.add(name, error)
 
     def note(self, lease: MqLease, visibility: float, holder: str) -> None:
         """Record a lease that this process took or extended. Any thread can call it."""

@@ -18,7 +18,6 @@ from qworker.kit.file_system import FileSystem
 from qworker.kit.files import has_entry, raise_file_limit
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Watcher
-from qworker.kit.large_messages import LargeMessages
 from qworker.kit.linux import boot_id
 from qworker.names import check_queue
 from qworker_mq.due import DueIndex
@@ -88,7 +87,6 @@ class Store:
         # Other threads extend leases, and closing waits for them.
         self.extend_lock = threading.Lock()
         self.closed = False
-        self.large = LargeMessages(options.max_body)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-import time
 
 import structlog
 
 from qworker.kit.directory.blocked import is_about_one_file
-from qworker.kit.large_messages import LargeMessages
 from qworker.kit.store_errors import NOT_A_FILE
 from qworker.message import Lease, Message
 from qworker_vsqs.names import Unit, leased_name
@@ -58,7 +56,6 @@ class VsqsLeases:
     def __init__(self, unit: Unit, max_body: int | None) -> None:
         self._unit = unit
         self._max_body = max_body
-        self._large = LargeMessages(max_body)
         # No two leases of one process have the same expiry, and two processes are very unlikely to choose the same one.
         self._sequence = itertools.count(secrets.randbelow(unit.spread))
         self._token = 0
@@ -74,27 +71,25 @@ class VsqsLeases:
         blocked = queue.blocked
         queue.retry_blocked()
         while len(leases) < limit and (number := queue.window.take()) is not None:
-            if str(number) in blocked:
+            if (name := str(number)) in blocked or self._is_too_large(queue, name):
                 continue
             try:
                 lease = self._claim_one(queue, number, now, visibility)
             except OSError as error:
                 if is_about_one_file(error, queue.side):
-                    blocked.add(str(number), error.strerror or str(error))
+                    blocked.add(name, error)
                     continue
                 if leases:
                     # The next call finds out whether the store still fails.
                     break
                 raise
-            blocked.forget(str(number))
+            blocked.forget(name)
             if lease is not None:
                 leases.append(lease)
         return leases
 
     def _claim_one(self, queue: QueueDirectory, number: int, now: float, visibility: float) -> VsqsLease | None:
-        """Lease one message; return None if another worker was faster, or if it is not a regular file or too large."""
-        if self._max_body is not None and self._is_too_large(queue, number):
-            return None
+        """Lease one message; return None if another worker was faster, or if it is not a regular file."""
         expiry = self._make_expiry(now + visibility)
         name = leased_name(number, expiry)
         if not queue.try_rename(str(number), name):
@@ -119,17 +114,17 @@ class VsqsLeases:
             expiry=expiry,
         )
 
-    def _is_too_large(self, queue: QueueDirectory, number: int) -> bool:
-        name, now = str(number), time.monotonic()
-        if self._large.waits(queue.name, name, now):
-            return True
+    def _is_too_large(self, queue: QueueDirectory, name: str) -> bool:
+        """Return whether a message is larger than `max_body`. Then it rests."""
+        if self._max_body is None:
+            return False
         try:
             size = os.stat(name, dir_fd=queue.fd, follow_symlinks=False).st_size
         except FileNotFoundError:
             return False
-        if not self._large.is_too_large(size):
+        if size <= self._max_body:
             return False
-        self._large.skip(queue.name, name, size, now)
+        queue.blocked.add_too_large(name, size, self._max_body)
         return True
 
     def _move_to_failed(self, queue: QueueDirectory, number: int, name: str, now: float) -> None:

@@ -38,7 +38,7 @@ async def _requeue(queue: QueueDirectory, expired: list[tuple[int, int]]) -> int
                 if not is_about_one_file(error, queue.side):
                     raise
                 # The messages behind it must not wait for it. The next listing finds it again.
-                queue.blocked.add(name, error.strerror or str(error))
+                queue.blocked.add(name, error)
                 continue
             if requeued:
                 queue.window.add(str(number))

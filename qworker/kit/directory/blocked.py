@@ -7,7 +7,6 @@ reported once. A record of it in the queue's hidden directory `.blocked` says wh
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import heapq
 import os
@@ -20,8 +19,9 @@ import structlog
 from qworker import log_events as events
 from qworker.clock import Clock
 from qworker.kit.files import has_entry, list_names, read_file, try_unlink, write_new
+from qworker.kit.max_body import describe_too_large
 from qworker.kit.opening import create_file, open_directory
-from qworker.kit.store_errors import FULL, STORE_WIDE
+from qworker.kit.store_errors import DENIED, FULL, STORE_WIDE
 from qworker.names import printable
 
 __all__ = ["BlockedFile", "BlockedFiles", "BlockedRecords", "is_about_one_file"]
@@ -196,26 +196,52 @@ class BlockedFiles(Collection[str]):
     def __len__(self) -> int:
         return len(self._pauses)
 
-    def add(self, name: str, reason: str, *, is_too_large: bool = False) -> None:
-        """Let a file rest that cannot be leased, and report it if it is new.
+    def add(self, name: str, error: OSError) -> None:
+        """Let a file rest that cannot be opened, read or moved. Report and record it if it is new.
 
-        Args:
-            name: Its name.
-            reason: Why it cannot be leased.
-            is_too_large: Whether its body is larger than `max_body`. Each process has its own, so it is not recorded.
+        Raises:
+            OSError: It cannot be recorded.
         """
+        reason = error.strerror or str(error)
+        if self._rest(name):
+            self._log.error(events.MESSAGE_BLOCKED, queue=self._queue, file=self._shown(name), reason=reason)
+            self._record(name, reason)
+
+    def add_too_large(self, name: str, size: int, max_body: int) -> None:
+        """Let a file rest that is larger than `max_body`. Report it if it is new.
+
+        It is not recorded, because each process has its own limit.
+        """
+        if self._rest(name):
+            reason = describe_too_large(size, max_body)
+            self._log.error(events.MESSAGE_TOO_LARGE, queue=self._queue, file=self._shown(name), reason=reason)
+
+    def _rest(self, name: str) -> bool:
+        """Start the next pause of a file, and return whether the file is new."""
         known = self._pauses.get(name)
-        if known is None:
-            if len(self._pauses) >= _MOST:
-                # They are found again by the next listing.
-                self._pauses.clear()
-                self._resting.clear()
-                self._next.clear()
-            self._report(name, reason, is_too_large)
+        if known is None and len(self._pauses) >= _MOST:
+            # They are found again by the next listing.
+            self._pauses.clear()
+            self._resting.clear()
+            self._next.clear()
         pause = _FIRST if known is None else min(2 * known, _LAST)
         self._pauses[name] = pause
         self._resting.add(name)
         heapq.heappush(self._next, (self._clock.monotonic() + pause, name))
+        return known is None
+
+    def _shown(self, name: str) -> str:
+        return f"{self._directory}/{printable(name)}"
+
+    def _record(self, name: str, reason: str) -> None:
+        if self._records is None:
+            return
+        try:
+            self._records.add(BlockedFile(self._directory, os.fsencode(name), reason))
+        except OSError as refused:
+            # The log has the reason. Without a record, `stats` and `doctor` of other processes do not know the file.
+            if refused.errno not in FULL | DENIED:
+                raise
 
     def take_due(self) -> list[str]:
         """Return the files that may be tried again."""
@@ -242,18 +268,3 @@ class BlockedFiles(Collection[str]):
             self._resting.discard(name)
             if self._records is not None:
                 self._records.remove(self._directory, name)
-
-    def _report(self, name: str, reason: str, is_too_large: bool) -> None:
-        file = f"{self._directory}/{printable(name)}"
-        if is_too_large:
-            self._log.error(events.MESSAGE_TOO_LARGE, queue=self._queue, file=file, reason=reason)
-            return
-        self._log.error(events.MESSAGE_BLOCKED, queue=self._queue, file=file, reason=reason)
-        if self._records is None:
-            return
-        try:
-            self._records.add(BlockedFile(self._directory, os.fsencode(name), reason))
-        except OSError as refused:
-            # The log has the reason. Without a record, `stats` and `doctor` of other processes do not know the file.
-            if refused.errno not in FULL | {errno.EACCES, errno.EPERM}:
-                raise

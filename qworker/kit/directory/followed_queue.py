@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import heapq
+import os
 import time
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -159,7 +160,17 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         """
         if not is_about_one_file(error, self.files.tmp, source, target):
             return False
-        self._blocked[source].add(name, error.strerror or str(error))
+        self._blocked[source].add(name, error)
+        self._has_blocked = True
+        return True
+
+    def _block_too_large(self, source: int, name: str) -> bool:
+        """Let a file rest that is larger than `max_body`. Return False if it is gone."""
+        try:
+            size = os.stat(name, dir_fd=source, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return False
+        self._blocked[source].add_too_large(name, size, self.files.max_body or 0)
         self._has_blocked = True
         return True
 
