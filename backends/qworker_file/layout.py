@@ -9,7 +9,7 @@ import stat
 from typing import ClassVar
 
 from qworker.errors import BackendError, FormatTooNew
-from qworker.kit.directory.queue_files import QueueFiles, is_queue
+from qworker.kit.directory.queue_files import QueueFiles, has_part, is_queue
 from qworker.kit.files import change_mode, has_entry, make_fifo, read_file, remove_whole_tree, write_all
 from qworker.kit.opening import create_file, open_directory, open_entry
 from qworker.kit.store_errors import DENIED, NOT_A_FILE, NOT_EMPTY
@@ -66,14 +66,7 @@ class QueueDir(QueueFiles):
 
 def has_queue(root: int, name: str) -> bool:
     """Return whether a queue exists. A directory of it that was removed is created when the queue is opened."""
-    if is_queue(root, name):
-        return True
-    try:
-        base = os.stat(name, dir_fd=root, follow_symlinks=False)
-        found = os.stat(f"{name}/{_FORMAT_FILE}", dir_fd=root, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return stat.S_ISDIR(base.st_mode) and stat.S_ISREG(found.st_mode)
+    return is_queue(root, name) or has_part(root, name, _FORMAT_FILE, stat.S_ISREG)
 
 
 def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from typing import ClassVar
 
 from qworker.kit.files import find_identity
 
-__all__ = ["QueueFiles", "is_queue"]
+__all__ = ["QueueFiles", "has_part", "is_queue"]
 
 
 class QueueFiles:
@@ -86,9 +87,21 @@ def is_queue(root: int, path: str, ready: str = "queue") -> bool:
         path: Where the queue may be.
         ready: The name of its directory of ready messages.
     """
+    return has_part(root, path, ready, stat.S_ISDIR)
+
+
+def has_part(root: int, path: str, part: str, is_kind: Callable[[int], bool]) -> bool:
+    """Return whether a path under the root is a directory, and no link, with a part of some kind.
+
+    Args:
+        root: The descriptor of the root.
+        path: The path.
+        part: The name of the part.
+        is_kind: Returns whether a mode is that of the kind.
+    """
     try:
         base = os.stat(path, dir_fd=root, follow_symlinks=False)
-        queue = os.stat(f"{path}/{ready}", dir_fd=root, follow_symlinks=False)
+        found = os.stat(f"{path}/{part}", dir_fd=root, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return stat.S_ISDIR(base.st_mode) and stat.S_ISDIR(queue.st_mode)
+    return stat.S_ISDIR(base.st_mode) and is_kind(found.st_mode)
