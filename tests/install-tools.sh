@@ -36,6 +36,7 @@ fi
 packages=()
 command -v redis-server >/dev/null || packages+=(redis-server)
 command -v strace >/dev/null || packages+=(strace)
+command -v ip >/dev/null || packages+=(iproute2)
 has_faketime && command -v faketime >/dev/null || packages+=(libfaketime faketime)
 command -v mkfs.ext4 >/dev/null || [ -x /usr/sbin/mkfs.ext4 ] || packages+=(e2fsprogs)
 command -v bindfs >/dev/null || packages+=(bindfs)

@@ -26,6 +26,7 @@ __all__ = [
     "add_inotify_watch",
     "boot_id",
     "die_first_without_memory",
+    "file_system_number",
     "finish_writing",
     "has_writer",
     "is_proc_error",
@@ -211,6 +212,19 @@ def has_writer(fd: int) -> bool | None:
         if error.errno in _NO_LEASES:
             return None
         raise
+
+
+_fstatfs = _bind("fstatfs", ctypes.c_int, ctypes.c_void_p)
+# More than a `struct statfs` has on any machine. Its first field is the type.
+_STATFS_BYTES = 256
+
+
+def file_system_number(fd: int) -> int:
+    """Return the number of the type of a file's file system, as in statfs(2); 0 if the kernel does not say it."""
+    status = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _fstatfs(fd, status) != 0:
+        return 0
+    return ctypes.c_ulong.from_buffer(status).value & 0xFFFFFFFF
 
 
 def open_path(path: str) -> int:

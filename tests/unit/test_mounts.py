@@ -1,6 +1,7 @@
 """Which file system a path is on, from texts of /proc/self/mountinfo; and what each promises."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,22 @@ def test_only_known_local_file_systems_count_as_local(
     assert system.describe(is_local) == f"{kind} on /dev/x, " + (
         "shared (?shared=1)" if is_local else "local (?shared=0)"
     )
+
+
+def test_a_file_system_whose_mount_is_not_shown_has_the_class_of_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a chroot that is a folder of its file system."""
+    monkeypatch.setattr(file_system, "find_mount", lambda _path: None)
+    number = subprocess.run(["stat", "-f", "-c", "%t", tmp_path], capture_output=True, text=True, check=True).stdout
+    fd = linux.open_path(str(tmp_path))
+    try:
+        assert linux.file_system_number(fd) == int(number, 16)
+    finally:
+        os.close(fd)
+    for path, is_local in ((tmp_path, True), (Path("/proc"), False)):
+        system = FileSystem.of(str(path))
+        assert (system.kind, system.is_local) == ("", is_local)
 
 
 @pytest.mark.parametrize("scheme", ["file", "fsq"])

@@ -154,7 +154,9 @@ def _file_system(place: str, shared: bool | None) -> Check:
     system = FileSystem.of(place)
     found = system.describe(shared)
     if not system.kind:
-        return Check(name, CheckStatus.WARN, _unknown(), "no message is guaranteed to survive a power failure")
+        given = "" if shared is None else f" (?shared={shared:d})"
+        fix = "no message is guaranteed to survive a power failure"
+        return Check(name, CheckStatus.WARN, f"unknown: {_why_unknown()}{given}", fix)
     if system.kind in _MEMORY:
         return Check(name, CheckStatus.WARN, f"{found}: memory, empty after a restart of the host", "use a disk")
     if not system.is_local if shared is None else shared:
@@ -181,12 +183,12 @@ def _file_system(place: str, shared: bool | None) -> Check:
     return Check(name, CheckStatus.OK, found)
 
 
-def _unknown() -> str:
+def _why_unknown() -> str:
     try:
         os.stat(MOUNTINFO)
     except OSError as error:
-        return f"unknown: {store_error(error, 'read it')}"
-    return "unknown: the kernel does not show its mount here"
+        return str(store_error(error, "read it"))
+    return "the kernel does not show its mount here"
 
 
 def _space(place: str) -> Check:
