@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -41,14 +43,64 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield server.url
 
 
+class ProcessEnds:
+    """When each process that has begun a handler ran no more: also a process of suspects, which ends with its worker.
+
+    Times are in nanoseconds of the monotonic clock, as the kernel reports each end.
+    """
+
+    def __init__(self, book: Path) -> None:
+        self.at: dict[int, int] = {}
+        self._book = book
+        self._read = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        poll, running, known = select.poll(), dict[int, int](), set[int]()
+        while not self._over.is_set():
+            for process in self._begun() - known:
+                known.add(process)
+                try:
+                    fd = os.pidfd_open(process)
+                except ProcessLookupError:
+                    self.at[process] = time.monotonic_ns()
+                    continue
+                running[fd] = process
+                poll.register(fd, select.POLLIN)
+            for fd, _ in poll.poll(5):
+                self.at[running.pop(fd)] = time.monotonic_ns()
+                poll.unregister(fd)
+                os.close(fd)
+        for fd in running:
+            os.close(fd)
+
+    def _begun(self) -> set[int]:
+        """The processes in the lines that are new."""
+        if not self._book.exists():
+            return set()
+        with self._book.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read().rpartition(b"\n")[0]
+        self._read += len(lines) + 1 if lines else 0
+        return {int(line.split()[3]) for line in lines.splitlines()}
+
+
 class Soak:
     """What runs, and what can happen to it."""
 
     def __init__(self, url: str, folder: Path, stack: ExitStack, *, visibility: float = 5.0, long: float = 0.0) -> None:
         self.url, self.ledger, self._stack = url, folder / "ledger", stack
         self._visibility, self._long = visibility, long
-        # When each process that was killed ran no more, in nanoseconds of the monotonic clock.
-        self.killed: dict[int, int] = {}
+        # How many processes were killed.
+        self.killed = 0
+        self.ends = ProcessEnds(self.ledger / "handlers")
+        stack.callback(self.ends.close)
         self.books = Books(self.ledger)
         self.log = folder / "workers.log"
         self._draw = random.Random(7)
@@ -86,7 +138,7 @@ class Soak:
             harness.kill(supervisor)
             # A new session has one group: its workers were killed with it.
             wait_for(lambda: all(_has_ended(worker) for worker in workers), "the end of its workers")
-            self.killed.update(dict.fromkeys(workers, time.monotonic_ns()))
+            self.killed += len(workers)
             self.supervisors[which] = self._worker("2")
         elif what == "drain":
             self.drain(supervisor)
@@ -100,7 +152,7 @@ class Soak:
             else:
                 os.kill(victim, signal.SIGKILL)
                 wait_for(lambda: _has_ended(victim), "its end")
-                self.killed[victim] = time.monotonic_ns()
+                self.killed += 1
         self.events[what] += 1
 
     def has_finished(self, lines: int) -> bool:
@@ -135,7 +187,7 @@ class Run(NamedTuple):
     how: str
 
 
-def runs(ledger: Path, killed: dict[int, int]) -> list[Run]:
+def runs(ledger: Path, ends: ProcessEnds) -> list[Run]:
     """Every run of a handler, oldest first. One without an end has ended with its process, which was killed."""
     began: dict[tuple[str, int], tuple[int, int]] = {}
     found: list[Run] = []
@@ -147,7 +199,8 @@ def runs(ledger: Path, killed: dict[int, int]) -> list[Run]:
             began[key] = int(process), int(moment)
         else:
             found.append(Run(*key, began.pop(key)[1], int(moment), what))
-    found += [Run(*key, moment, killed[process], "killed") for key, (process, moment) in began.items()]
+    wait_for(lambda: {process for process, _ in began.values()} <= ends.at.keys(), "the ends of all processes")
+    found += [Run(*key, moment, ends.at[process], "killed") for key, (process, moment) in began.items()]
     return sorted(found, key=lambda run: run.began)
 
 
@@ -231,7 +284,7 @@ def test_no_two_handlers_of_one_message_run_at_once(scheme: str, tmp_path: Path)
             soak.drain(supervisor)
         soak.drain(soak.survivor)
         drain(url, soak.ledger)
-        found = runs(soak.ledger, soak.killed)
+        found = runs(soak.ledger, soak.ends)
     again, overlapping = 0, list[str]()
     for body, group in groupby(sorted(found), key=lambda run: run.body):
         for earlier, later in pairwise(sorted(group, key=lambda run: run.began)):
