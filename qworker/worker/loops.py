@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker import log_events as events
-from qworker.message import Lease
+from qworker.message import Lease, SettleAction
 from qworker.worker.consumers import Consumers
 from qworker.worker.delivery import CancelReason, Delivery
 from qworker.worker.executor import Executor, Runner
@@ -20,6 +20,9 @@ from qworker.worker.settler import SENDERS, Settler
 from qworker.worker.state import WorkerState
 
 __all__ = ["WorkerLoops"]
+
+# The least and the most seconds, on average, until a suspect that finds no free process can be leased again.
+_SUSPECT_DELAYS = (1.0, 30.0)
 
 
 class WorkerLoops:
@@ -134,11 +137,25 @@ class WorkerLoops:
 
     def message_isolated(self, delivery: Delivery) -> None:
         """Run the handler in a process of suspects, and lease another message for its consumer."""
+        state = self.state
+        if len(state.suspects) >= 2 * state.options.isolated and not state.options.burst:
+            # Every lease of a worker that dies counts as a death of its message: a suspect must not wait here. A burst
+            # does not wait for what is delayed, so it keeps them.
+            delivery.settle(SettleAction.RELEASE, delay=self._suspect_delay())
+            self.delivery_finished(delivery)
+            return
         delivery.isolated = True
-        self.state.suspects.add(delivery)
-        self.state.log.info(events.MESSAGE_ISOLATED, **delivery.fields())
+        state.suspects.add(delivery)
+        state.log.info(events.MESSAGE_ISOLATED, **delivery.fields())
         self.suspects.feed([delivery])
         self.feeder.wake()
+
+    def _suspect_delay(self) -> float:
+        """Return about as many seconds as the slowest suspect has run: so a long handler causes few vain leases."""
+        now = self.state.clock.monotonic()
+        longest = max((now - each.started for each in self.state.suspects if each.started), default=0.0)
+        least, most = _SUSPECT_DELAYS
+        return min(max(longest, least), most) * (0.5 + self.state.draw())
 
     def consumer_freed(self) -> None:
         """Lease the next messages."""

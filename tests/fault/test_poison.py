@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 
@@ -50,6 +50,8 @@ async def neighbour(context: Context[str], number: int) -> None:
     while not os.path.exists(os.environ["GO"]):
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
+    while os.path.exists(os.environ["HOLD"]):
+        await asyncio.sleep(0.01)
 
 @tasks.task(**options)
 def plain(context: Context[str]) -> None:
@@ -62,6 +64,9 @@ def raises() -> None:
     started("raises")
     raise ValueError("not a death")
 """
+
+
+_WAITING = (State.READY, State.LEASED, State.DELAYED)
 
 
 class Poisoned:
@@ -78,6 +83,7 @@ class Poisoned:
             "URL": self.url,
             "STARTS": str(self.starts),
             "GO": str(folder / "go"),
+            "HOLD": str(folder / "hold"),
         }
 
     def command(self, *arguments: str) -> list[str]:
@@ -124,8 +130,18 @@ class Poisoned:
 
         return asyncio.run(listed())
 
+    def reap(self) -> None:
+        """Return the messages of dead workers."""
+
+        async def reaped() -> None:
+            async with aclosing(open_backend(self.url)) as backend:
+                await backend.open()
+                await backend.reap("default")
+
+        asyncio.run(reaped())
+
     def is_empty(self) -> bool:
-        return not any(self.stored(state) for state in (State.READY, State.LEASED, State.DELAYED))
+        return not any(self.stored(state) for state in _WAITING)
 
 
 @pytest.fixture
@@ -154,6 +170,36 @@ def test_poison_fails_after_its_tries_and_the_worker_lives_and_survivors_are_cle
     neighbours = {f"neighbour-{number}-state": 2 for number in range(3)}
     assert poisoned.started() == {"poison-state": 3, "plain-state": 2, **neighbours}
     assert second.returncode == 0
+
+
+def test_a_suspect_that_waits_for_a_process_is_not_blamed_for_the_next_death(poisoned: Poisoned) -> None:
+    Path(poisoned.environment["HOLD"]).touch()
+    poisoned.enqueue("poison")
+    for number in range(8):
+        poisoned.enqueue("neighbour", str(number))
+    with poisoned.worker() as first:
+        wait_for(lambda: sum(poisoned.started().values()) == 9)
+        poisoned.go()
+        assert first.wait(timeout=20) == -signal.SIGKILL
+    with poisoned.worker("--isolated", "1") as second:
+        # One runs in the only process, and one waits for it. The others were released, and are leased again and again.
+        wait_for(lambda: any(count == 2 for name, count in poisoned.started().items() if name.startswith("neighbour")))
+        wait_for(lambda: _stops_with(second, lambda: len(poisoned.stored(State.LEASED)) == 2))
+        second.kill()
+        second.wait()
+    poisoned.reap()
+    deaths = Counter(each.message.deaths for state in _WAITING for each in poisoned.stored(state))
+    assert deaths[1] >= 6
+    assert deaths[1] + deaths[2] == 8 + (not poisoned.stored(State.FAILED))
+
+
+def _stops_with(process: subprocess.Popen[bytes], holds: Callable[[], bool]) -> bool:
+    """Stop the process. If the condition does not hold then, let it continue."""
+    process.send_signal(signal.SIGSTOP)
+    if holds():
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False
 
 
 def test_an_exception_makes_no_suspect(poisoned: Poisoned) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,14 @@ def write_app(folder: Path) -> None:
 
 
 class Running:
-    """One `qworker run app:tasks` in a folder."""
+    """One `qworker run app:tasks` in a folder, started by `starter` if that is given: words before the command."""
 
-    def __init__(self, folder: Path, url: str, *options: str) -> None:
+    def __init__(self, folder: Path, url: str, *options: str, starter: Sequence[str] = ()) -> None:
         self._log = folder / f"log-{time.monotonic_ns()}"
+        command = [sys.executable, "-m", "qworker", "run", "app:tasks", "--url", url, "--log-format", "json"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "qworker", "run", "app:tasks", "--url", url, "--log-format", "json", *options],
+                [*starter, *command, *options],
                 cwd=folder,
                 env=child_environment(),
                 stdin=subprocess.DEVNULL,
@@ -173,16 +174,18 @@ class Ledger:
             self.cut += 1
 
 
-def until(condition: Callable[[], Any], what: str, check: Callable[[], None] = lambda: None) -> Any:
-    """Wait for a condition, and return what it returned.
+def until(
+    condition: Callable[[], Any], what: str, check: Callable[[], None] = lambda: None, *, patience: float = _PATIENCE
+) -> Any:
+    """Wait at most `patience` seconds for a condition, and return what it returned.
 
     Raises:
         RuntimeError: it does not come true.
     """
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + patience
     while not (found := condition()):
         check()
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{what}: not within {_PATIENCE:g} s")
+            raise RuntimeError(f"{what}: not within {patience:g} s")
         time.sleep(0.01)
     return found
