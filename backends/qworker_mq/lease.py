@@ -101,6 +101,9 @@ def _try_lease(
     except NotARegularFile:
         move_to_failed(store, message_id, queue.dirs.ready, queue, message_id)
         return None
+    except FileNotFoundError:
+        # Not the message, but a directory of the root is missing.
+        raise
     except OSError as error:
         if not is_about_one_file(error, store.root.tmp):
             raise
@@ -123,7 +126,13 @@ def _lease_one(store: Store, queue: OpenQueue, message_id: str, visibility: floa
         state = store.lease_states.read(name)
         if not try_rename(message_id, ready, name, store.root.delay):
             return None
-        return _make_lease(store, fd, queue.name, message_id, body, state, visibility, holder)
+        try:
+            return _make_lease(store, fd, queue.name, message_id, body, state, visibility, holder)
+        except OSError:
+            # The caller does not get the lease.
+            try_rename(name, store.root.delay, message_id, ready)
+            queue.window.add(message_id)
+            raise
     finally:
         os.close(fd)
 

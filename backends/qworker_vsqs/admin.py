@@ -20,20 +20,13 @@ __all__ = ["count_messages", "delete", "list_queues", "pause", "remove", "requeu
 
 def list_queues(store: VsqsStore) -> list[str]:
     """Return the names of the directories that can be queues, sorted."""
-    if not store.open(create=False):
-        return []
     with store_errors(f"list {store.path}"):
         return sorted(name for name in os.listdir(store.root) if is_queue_name(name) and store.is_queue(name))
 
 
 async def delete(store: VsqsStore, name: str) -> None:
     """Delete a directory with everything in it."""
-    check_queue(name)
-    if not store.open(create=False):
-        return
-    queue = store.queues.pop(name, None)
-    if queue is not None:
-        queue.close()
+    store.drop(check_queue(name))
     if not store.is_queue(name):
         return
     with store_errors(f"delete the queue {name}"):
@@ -75,7 +68,7 @@ async def resume(store: VsqsStore, name: str) -> None:
     with store_errors(f"resume {name}"):
         try_unlink("down", queue.side)
         await store.sync(queue, [])
-    store.wake()
+    store.wake_all()
 
 
 async def requeue(store: VsqsStore, name: str, selection: Selection) -> int:
@@ -89,7 +82,7 @@ async def requeue(store: VsqsStore, name: str, selection: Selection) -> int:
         count = len(files)
         if count:
             await store.sync(queue, files)
-    store.wake()
+    store.wake_all()
     return count
 
 

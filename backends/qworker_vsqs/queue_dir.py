@@ -24,6 +24,7 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.kit.directory.blocked import BlockedFiles
+from qworker.kit.directory.place import Parts, PlaceCheck
 from qworker.kit.files import (
     LONG_TEXT,
     find_identity,
@@ -98,9 +99,11 @@ class QueueDirectory:
             self.fd = self._keep(open_directory(name, root))
             found = os.fstat(self.fd)
             self._identity = (found.st_dev, found.st_ino)
-            self.side = self._keep(make_directory(".qworker", self.fd))
-            self.infos = self._keep(make_directory("notes", self.side))
-            self.fail = self._keep(make_directory("fail", self.side))
+            parts = Parts()
+            self.side = parts.add(".qworker", self.fd, self._keep(make_directory(".qworker", self.fd)))
+            self.infos = parts.add("notes", self.side, self._keep(make_directory("notes", self.side)))
+            self.fail = parts.add("fail", self.side, self._keep(make_directory("fail", self.side)))
+            self._parts = PlaceCheck(parts.are_in_place)
             self._lock = self._keep(open_regular("lock", self.side, os.O_RDWR | os.O_CREAT))
         except OSError:
             self.close()
@@ -121,6 +124,10 @@ class QueueDirectory:
             os.close(fd)
         self._descriptors.clear()
 
+    async def aclose(self) -> None:
+        """Close the descriptors, for a `LateCloser`."""
+        self.close()
+
     def touched(self, *, has_info: bool) -> tuple[int, ...]:
         """Return the directories that a change of state touches, and whose sync makes it durable."""
         if not has_info:
@@ -128,9 +135,18 @@ class QueueDirectory:
         new, self._new = self._new, False
         return (self.fd, self.infos, self.fail, self.side) if new else (self.fd, self.infos, self.fail)
 
-    def is_alive(self) -> bool:
-        """Return whether the directory still is the queue of that name."""
-        return bool(self._descriptors) and find_identity(self.name, self._root) == self._identity
+    @property
+    def exists(self) -> bool:
+        """False once the directory was removed."""
+        return os.fstat(self.fd).st_nlink > 0
+
+    def is_alive(self, *, now: bool = False) -> bool:
+        """Return whether the directory still is the queue of that name, and has its own directories.
+
+        Args:
+            now: Whether its own directories are checked now in any case, and not once a second.
+        """
+        return find_identity(self.name, self._root) == self._identity and not self._parts.is_replaced(now=now)
 
     def is_paused(self) -> bool:
         """Return whether the queue is paused."""

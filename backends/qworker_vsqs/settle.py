@@ -43,7 +43,7 @@ async def settle_in_queue(
         raise
     finally:
         if any(settlement.action is not SettleAction.ACK for settlement in settlements):
-            store.wake()
+            store.wake_all()
     return refused
 
 
