@@ -22,6 +22,7 @@ from qworker.kit.body_slices import ON_LOOP, read_in_slices
 from qworker.kit.files import read_all
 from qworker.kit.linux import has_writer
 from qworker.kit.opening import open_entry
+from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import DAMAGED, UNREADABLE
 from qworker.message import Lease, Message, Settlement
 from qworker_file import foreign
@@ -253,7 +254,7 @@ def try_rename(name: str, target: str, source: int, destination: int, fd: int) -
     An error that is reported although the rename has happened is ignored.
     """
     try:
-        os.rename(name, target, src_dir_fd=source, dst_dir_fd=destination)
+        rename_file(name, target, source, destination)
     except OSError as error:
         try:
             found = os.stat(target, dir_fd=destination, follow_symlinks=False)

@@ -18,6 +18,7 @@ from qworker.errors import FormatTooNew, InvalidName
 from qworker.kit.directory.place import Parts, PlaceCheck
 from qworker.kit.files import make_directory, read_file, write_new
 from qworker.kit.opening import open_directory
+from qworker.kit.planted import rename_file
 from qworker.names import check_queue
 
 __all__ = [
@@ -52,7 +53,7 @@ def is_usable_id(name: str) -> bool:
 def try_rename(name: str, source: int, target: str, destination: int) -> bool:
     """Rename a file, and return whether it was there. If not, another process has moved it."""
     try:
-        os.rename(name, target, src_dir_fd=source, dst_dir_fd=destination)
+        rename_file(name, target, source, destination)
     except FileNotFoundError:
         return False
     return True

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from qworker.kit.files import has_entry, hide_directory, make_empty, remove_whole_tree, try_unlink
+from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
@@ -142,6 +143,6 @@ def _requeue(queue: QueueDirectory, failed: Iterable[tuple[State, ListedMessage]
             continue
         before = queue.read_info(number)
         files.append(queue.write_info(number, MessageInfo(enqueued_at=before.enqueued_at, origin=before.origin)))
-        os.rename(str(number), str(number), src_dir_fd=queue.fail, dst_dir_fd=queue.fd)
+        rename_file(str(number), str(number), queue.fail, queue.fd)
         queue.window.add(str(number))
     return files

@@ -9,6 +9,7 @@ import secrets
 import structlog
 
 from qworker.kit.directory.blocked import is_about_one_file
+from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import NOT_A_FILE
 from qworker.message import Lease, Message
 from qworker_vsqs.names import Unit, leased_name
@@ -131,7 +132,7 @@ class VsqsLeases:
         """Keep a link, a directory or a device with a message's name as failed. It is never opened."""
         _log.error("not_a_regular_file", queue=queue.name, id=str(number))
         os.close(queue.write_info(number, MessageInfo(error="not a regular file", failed_at=now)))
-        os.rename(name, str(number), src_dir_fd=queue.fd, dst_dir_fd=queue.fail)
+        rename_file(name, str(number), queue.fd, queue.fail)
 
     def extend(self, queue: QueueDirectory, lease: Lease, now: float, visibility: float) -> bool:
         """Extend a lease; return False if it is lost."""

@@ -38,6 +38,7 @@ from qworker.kit.files import (
     write_all,
 )
 from qworker.kit.opening import create_file, open_directory, open_file, open_regular
+from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import NOT_A_FILE
 from qworker_vsqs.names import leased_name, parse
 from qworker_vsqs.window import IdWindow
@@ -167,7 +168,7 @@ class QueueDirectory:
     def try_rename(self, old: str, new: str) -> bool:
         """Rename within the queue; return False if another process was faster."""
         try:
-            os.rename(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            rename_file(old, new, self.fd, self.fd)
         except FileNotFoundError:
             return False
         return True
