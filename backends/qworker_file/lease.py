@@ -18,7 +18,7 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.errors import BackendUnavailable
-from qworker.kit.body_slices import ON_LOOP, read_in_slices
+from qworker.kit.body_slices import ON_LOOP, OwnDescriptor, read_in_slices
 from qworker.kit.files import read_all
 from qworker.kit.linux import has_writer
 from qworker.kit.opening import open_entry
@@ -199,7 +199,7 @@ async def read_large_body(lease: FileLease) -> None:
     Raises:
         OSError: It cannot be read.
     """
-    lease.message = msgspec.structs.replace(lease.message, body=await read_in_slices(lease.fd))
+    lease.message = msgspec.structs.replace(lease.message, body=await read_in_slices(OwnDescriptor(lease.fd)))
     lease.is_unread = False
 
 

@@ -12,6 +12,7 @@ import os
 import msgspec
 
 from qworker.failure_text import summary
+from qworker.kit.body_slices import OwnDescriptor
 from qworker.kit.files import try_unlink
 from qworker.kit.opening import open_entry, open_own
 from qworker.kit.store_errors import FULL
@@ -29,6 +30,8 @@ class MqLease(Lease, kw_only=True, eq=False):
     moved: int = 0
     # Whether the lease has a stored state. See `MqOptions.delay`.
     has_state: bool = True
+    # The file of a large body, until the body is read.
+    unread: OwnDescriptor | None = None
 
 
 class LeaseState(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):

@@ -107,7 +107,7 @@ class VsqsBackend(Backend):
             if directory is None or directory.is_paused():
                 return []
             await reap_expired(store, directory)
-            return self._leases.claim(directory, limit, visibility, self._clock.time())
+            return await self._leases.lease(directory, limit, visibility, self._clock.time())
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a message, for the end of a lease, or for a delay to be over."""

@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from qworker.clock import Clock
+from qworker.kit.body_slices import OwnDescriptor, read_body
 from qworker.kit.directory.blocked import BlockedFiles
 from qworker.kit.directory.place import Parts, PlaceCheck
 from qworker.kit.files import (
@@ -32,7 +33,6 @@ from qworker.kit.files import (
     list_names,
     lock_file,
     make_directory,
-    read_all,
     read_file,
     try_unlink,
     write_all,
@@ -173,8 +173,8 @@ class QueueDirectory:
             return False
         return True
 
-    def read(self, name: str, directory: int | None = None) -> bytes | None:
-        """Return a message's body; None if it is gone.
+    def read(self, name: str, directory: int | None = None) -> bytes | OwnDescriptor | None:
+        """Return a message's body; None if it is gone. A large body is left for `read_in_slices`.
 
         Raises:
             OSError: The file is not a regular file (its number is in `NOT_A_FILE`), or cannot be read.
@@ -184,7 +184,7 @@ class QueueDirectory:
         except FileNotFoundError:
             return None
         try:
-            return read_all(fd, found.st_size)
+            return read_body(fd, found.st_size)
         finally:
             os.close(fd)
 

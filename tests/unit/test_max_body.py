@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -17,7 +18,8 @@ from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, MessageTooLarge, UsageError
 from qworker.kit import body_slices
 from qworker.kit.max_body import DEFAULT_MAX_BODY
-from qworker.message import Draft, SettleAction, Settlement, State
+from qworker.kit.parts import make_shares
+from qworker.message import Draft, Query, SettleAction, Settlement, State, StoredMessage
 from qworker.server.app import create_app
 from qworker.size import format_size, parse_size
 from qworker.testing.harness import Case, Harness
@@ -124,31 +126,103 @@ async def test_find_returns_a_message_that_is_too_large_without_its_body_and_bro
     assert (await limited.stats(case.queue)).ready == 2
 
 
-async def test_a_large_body_is_read_off_the_loop_and_whole(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest_asyncio.fixture(params=["file", "fsq", "mq", "vsqs"])
+async def any_case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
+    async with Harness.fake(f"{request.param}://{tmp_path}/root") as harness:
+        yield Case(harness, await harness.open())
+
+
+@pytest.fixture
+def reading_threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The threads that have read slices of bodies."""
     threads: set[int] = set()
     real = body_slices._read_slice
 
-    def noted(file: body_slices._OwnDescriptor, offset: int) -> bytes:
+    def noted(file: body_slices.OwnDescriptor, offset: int) -> bytes:
         threads.add(threading.get_ident())
         return real(file, offset)
 
     monkeypatch.setattr(body_slices, "_read_slice", noted)
+    return threads
+
+
+async def test_a_large_body_is_read_off_the_loop_and_whole(any_case: Case, reading_threads: set[int]) -> None:
+    case = any_case
     await case.publish(BIG, b"small")
     (lease,) = await case.lease(10)
     assert lease.message.body == BIG
-    assert threads
-    assert threading.get_ident() not in threads
+    assert reading_threads
+    assert threading.get_ident() not in reading_threads
     assert await case.leased_bodies() == [b"small"]
     assert await case.backend.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
 
 
-async def test_a_lease_that_is_cancelled_while_it_reads_a_large_body_holds_nothing(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+async def test_browse_and_find_read_a_large_body_off_the_loop_and_whole(
+    any_case: Case, reading_threads: set[int]
 ) -> None:
+    case = any_case
+    large, small = await case.publish(BIG, b"small")
+    queries = [Query(State.READY), Query(State.READY, newest=True), Query(State.READY, part=make_shares(1)[0])]
+    for query in queries:
+        found = [stored.message async for page in case.backend.browse(case.queue, query) for stored in page]
+        assert {message.id: message.body for message in found} == {large: BIG, small: b"small"}
+    (one,) = await case.backend.find(case.queue, [large])
+    assert one.message.body == BIG
+    assert StoredMessage.from_json(one.to_json()) == one
+    assert reading_threads
+    assert threading.get_ident() not in reading_threads
+
+
+@pytest.mark.parametrize("scheme", ["file", "mq"])
+async def test_a_client_s_lease_with_a_large_body_is_found_without_the_loop(
+    scheme: str, tmp_path: Path, reading_threads: set[int]
+) -> None:
+    backend, other = [open_backend(f"{scheme}://{tmp_path}/root", remote_leases=True) for _ in range(2)]
+    try:
+        await backend.publish("q", [Draft(body=BIG)])
+        (lease,) = await backend.lease("q", 1, 30.0)
+        reading_threads.clear()
+        assert other.remote_leases is not None
+        found = await other.remote_leases.find("q", lease.message.id, lease.token)
+        assert found is not None
+        assert found.message.body == BIG
+        assert reading_threads
+        assert threading.get_ident() not in reading_threads
+        # Nothing keeps the message's lock.
+        assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
+    finally:
+        await backend.aclose()
+        await other.aclose()
+
+
+@pytest.mark.parametrize("scheme", ["file", "fsq", "mq", "vsqs"])
+async def test_a_large_body_that_cannot_be_read_blocks_nothing_behind_it(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/root")
+
+    def broken(file: body_slices.OwnDescriptor, offset: int) -> bytes:
+        raise OSError(errno.EIO, "broken")
+
+    try:
+        await backend.publish("q", [Draft(body=BIG), Draft(body=b"small")])
+        monkeypatch.setattr(body_slices, "_read_slice", broken)
+        leases = await backend.lease("q", 10, 30.0) or await backend.lease("q", 10, 30.0)
+        assert [lease.message.body for lease in leases] == [b"small"]
+        stats = await backend.stats("q")
+        assert (stats.leased, stats.ready + stats.failed) == (1, 1)
+    finally:
+        await backend.aclose()
+
+
+async def test_a_lease_that_is_cancelled_while_it_reads_a_large_body_holds_nothing(
+    any_case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = any_case
     reading, may_read = threading.Event(), threading.Event()
     real = body_slices._read_slice
 
-    def held(file: body_slices._OwnDescriptor, offset: int) -> bytes:
+    def held(file: body_slices.OwnDescriptor, offset: int) -> bytes:
         reading.set()
         assert may_read.wait(30)
         return real(file, offset)
