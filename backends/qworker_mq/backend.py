@@ -165,7 +165,10 @@ class MqBackend(Backend):
     async def reap(self, queue: str) -> int:
         """Return expired and due messages, and do the daemons' work."""
         with store_errors(self._doing):
-            return self._roots.open().reaper.reap(check_queue(queue))
+            root = self._roots.open()
+            count = root.reaper.reap(check_queue(queue))
+            await root.store.clean_up_records(queue)
+            return count
 
     # -- queues --------------------------------------------------------------------------------------------------------
 

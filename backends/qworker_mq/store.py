@@ -12,10 +12,11 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import QueueNotFound
-from qworker.kit.directory.blocked import BlockedFiles
+from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords
 from qworker.kit.directory.closing import LateCloser, log_replaced
 from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.directory.place import Place
+from qworker.kit.directory.retention import PRUNING
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import has_entry, raise_file_limit
 from qworker.kit.group_commit import GroupCommit
@@ -47,7 +48,9 @@ class OpenQueue:
         self.dirs = dirs
         self.window = Window(dirs.ready, peers)
         self.due = DueIndex(dirs.due)
-        self.blocked = BlockedFiles(name, ".", clock)
+        # Programs ignore hidden names there.
+        self.records = BlockedRecords(dirs.fail)
+        self.blocked = BlockedFiles(name, ".", clock, self.records)
         # All leases of one queue are serialised in a process, as in mq's server.
         self.fetching = asyncio.Lock()
         self.is_watched = False
@@ -133,6 +136,16 @@ class Store:
         open_queue = self._queues.pop(queue, None)
         if open_queue is not None:
             self._replaced.add(open_queue.dirs.aclose)
+
+    def waiting(self, queue: OpenQueue) -> dict[str, int]:
+        """Return the directories of a queue's messages, by their names in the records of blocked files."""
+        return {".": queue.dirs.ready, "due": queue.dirs.due, "new": self.root.new, "delay": self.root.delay}
+
+    async def clean_up_records(self, queue: str) -> None:
+        """Remove the records of blocked files that are gone, at most once a minute."""
+        open_queue = self.get(queue)
+        if open_queue is not None:
+            await open_queue.records.clean_up(self.waiting(open_queue), every=PRUNING)
 
     def is_paused(self, queue: str) -> bool:
         """Return whether a queue is paused."""

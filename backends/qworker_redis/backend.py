@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Self
 
 from qworker.backend import Backend
@@ -19,6 +19,7 @@ from qworker_redis.admin import delete_queue, discard_call, read_rows, read_stat
 from qworker_redis.browse import browse_in_order, find, parse_stored
 from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.codec import decode
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.extend import RedisLeaseExtender
 from qworker_redis.history import RedisHistory
 from qworker_redis.keys import NATIVE
@@ -191,7 +192,7 @@ class RedisBackend(Backend):
         """Check the server."""
         from qworker_redis.doctor import check_message_sizes, check_server
 
-        return [
-            *await check_server(url, NATIVE, lambda pool: QueueRegister(pool).names()),
-            *await check_message_sizes(url),
-        ]
+        def names(pool: ConnectionPool) -> Awaitable[list[str]]:
+            return QueueRegister(pool).names()
+
+        return [*await check_server(url, NATIVE, names), *await check_message_sizes(url, NATIVE, names)]

@@ -41,6 +41,7 @@ async def count_messages(store: VsqsStore, name: str, retention: Mapping[str, st
     queue = store.require(name)
     with store_errors(f"count {name}"):
         listed = await list_states(store, queue)
+        blocked = await queue.records.count(store.options.max_body, queue.directories)
     ready = listed[State.READY]
     oldest = min((info.enqueued_at or Unit.enqueued_at(number) for number, _, info in ready), default=None)
     return QueueStats(
@@ -51,6 +52,7 @@ async def count_messages(store: VsqsStore, name: str, retention: Mapping[str, st
         failed=len(listed[State.FAILED]),
         oldest_age_s=None if oldest is None else max(0.0, store.clock.time() - oldest),
         paused=queue.is_paused(),
+        blocked=blocked,
         retention=retention,
     )
 

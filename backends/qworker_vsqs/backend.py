@@ -10,6 +10,7 @@ from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
 from qworker.kit.directory.opener import Opener
+from qworker.kit.directory.retention import PRUNING
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
 from qworker.kit.max_body import check_bodies
@@ -141,7 +142,10 @@ class VsqsBackend(Backend):
         store = self._stores.open()
         with store_errors(f"reap {queue}"):
             directory = store.get(queue)
-            count = 0 if directory is None else await reap_expired(store, directory)
+            if directory is None:
+                return 0
+            count = await reap_expired(store, directory)
+            await directory.records.clean_up(directory.directories, every=PRUNING)
         if count:
             store.wake_all()
         return count

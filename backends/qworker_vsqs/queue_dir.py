@@ -24,7 +24,7 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.kit.body_slices import OwnDescriptor, read_body
-from qworker.kit.directory.blocked import BlockedFiles
+from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords
 from qworker.kit.directory.place import Parts, PlaceCheck
 from qworker.kit.files import (
     LONG_TEXT,
@@ -86,7 +86,6 @@ class QueueDirectory:
 
     def __init__(self, root: int, name: str, clock: Clock) -> None:
         self.name = name
-        self.blocked = BlockedFiles(name, ".", clock)
         self.window = IdWindow()
         self.refreshing = asyncio.Lock()
         self.last_id = 0
@@ -105,6 +104,8 @@ class QueueDirectory:
             self.infos = parts.add("notes", self.side, self._keep(make_directory("notes", self.side)))
             self.fail = parts.add("fail", self.side, self._keep(make_directory("fail", self.side)))
             self._parts = PlaceCheck(parts.are_in_place)
+            self.records = BlockedRecords(self.side)
+            self.blocked = BlockedFiles(name, ".", clock, self.records)
             self._lock = self._keep(open_regular("lock", self.side, os.O_RDWR | os.O_CREAT))
         except OSError:
             self.close()
@@ -124,6 +125,11 @@ class QueueDirectory:
         for fd in self._descriptors:
             os.close(fd)
         self._descriptors.clear()
+
+    @property
+    def directories(self) -> dict[str, int]:
+        """The descriptors of the directories of messages that wait, by their names in the records of blocked files."""
+        return {".": self.fd}
 
     async def aclose(self) -> None:
         """Close the descriptors, for a `LateCloser`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,15 +15,20 @@ import pytest_asyncio
 import structlog
 
 from qworker import bulk
+from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, MessageTooLarge, UsageError
+from qworker.health.exposition import WorkerCollector, format_metrics
 from qworker.kit import body_slices
+from qworker.kit.doctor_check import CheckStatus
 from qworker.kit.max_body import DEFAULT_MAX_BODY
 from qworker.kit.parts import make_shares
-from qworker.message import Draft, Query, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.server.app import create_app
 from qworker.size import format_size, parse_size
 from qworker.testing.harness import Case, Harness
+from qworker.tools.doctor import run_checks
+from tests.support.servers import RedisServer, free_port
 
 BIG = bytes(range(256)) * (20 << 12)
 
@@ -114,6 +120,52 @@ async def test_files_that_are_too_large_cost_a_lease_nothing_once_they_are_known
     monkeypatch.setattr(os, "open", counted)
     assert [lease.message.body for lease in await case.lease(10, by=limited)] == [b"small"]
     assert opened <= 5
+
+
+@pytest.mark.parametrize("scheme", ["file", "fsq", "mq", "vsqs"])
+async def test_stats_and_the_metric_count_messages_that_are_too_large_as_blocked(scheme: str, tmp_path: Path) -> None:
+    backend, limited = [open_backend(f"{scheme}://{tmp_path}/root?max_body={most}") for most in ("none", "1KiB")]
+    try:
+        large, _ = await backend.publish("q", [Draft(body=b"x" * 2000), Draft(body=b"small")])
+        assert [lease.message.body for lease in await limited.lease("q", 10, 30.0)] == [b"small"]
+        assert ((await limited.stats("q")).blocked, (await backend.stats("q")).blocked) == (1, 0)
+        assert re.search(r"^qworker_queue_blocked\{.*\} 1\.0$", await exposed(limited), re.MULTILINE)
+        # Another process does not lose the count, and a message that is gone is not counted.
+        await limited.aclose()
+        assert (await limited.stats("q")).blocked == 1
+        assert await limited.remove("q", Selection(ids=[large])) == 1
+        assert (await limited.stats("q")).blocked == 0
+    finally:
+        await backend.aclose()
+        await limited.aclose()
+
+
+async def exposed(backend: Backend) -> str:
+    """Return the metrics of the queue `q`, as the health port shows them."""
+    collector = WorkerCollector([], [], [await backend.stats("q")])
+    return format_metrics(collector, own_metrics=False)[0].decode()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rfq"])
+async def test_doctor_finds_messages_that_are_too_large_on_redis(scheme: str) -> None:
+    with RedisServer(port=free_port()) as server:
+        url = server.tcp_url.replace("redis", scheme, 1)
+        backend, limited = open_backend(url), open_backend(f"{url}?max_body=1KiB")
+        try:
+            # A map has only text, so `rfq:` keeps these bodies in base64.
+            fits = bytes(range(128, 256)) * 8
+            await backend.publish("q", [Draft(body=body) for body in (fits + b"x", b"x" * 1026, fits)])
+            leases = await limited.lease("q", 10, 30.0)
+            assert [lease.message.body for lease in leases] == [fits]
+            # On `redis:` the check counts the few bytes that are stored with a body.
+            await limited.publish("q", [Draft(body=fits if scheme == "rfq" else b"x" * 512, delay=100.0)])
+        finally:
+            await backend.aclose()
+            await limited.aclose()
+        checks = await run_checks(f"{url}?max_body=1KiB")
+    (check,) = [check for check in checks if check.name == "message sizes"]
+    assert check.health is CheckStatus.WARN
+    assert check.detail.startswith("2 messages with more than max_body=1KiB not leased")
 
 
 async def test_find_returns_a_message_that_is_too_large_without_its_body_and_browse_leaves_it_out(case: Case) -> None:

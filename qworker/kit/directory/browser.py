@@ -179,7 +179,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             failed=counts[State.FAILED],
             oldest_age_s=None if oldest is None else 0.0 if enqueued_at is None else max(0.0, now - enqueued_at),
             paused=self.files.is_down,
-            blocked=len(await BlockedRecords(self.files.base).read()),
+            blocked=await BlockedRecords(self.files.base).count(self.files.max_body, self.files.directories),
             retention=retention,
         )
 
