@@ -31,6 +31,7 @@ __all__ = [
     "OBSERVER_FAILED",
     "OUTCOME",
     "QUEUE",
+    "REMOVAL_FAILED",
     "SETTLEMENT_ABANDONED",
     "SETTLEMENT_DELAYED",
     "SPAN_ID",
@@ -90,6 +91,7 @@ OBSERVER_FAILED = "observer_failed"
 # created if it does not exist. Field: directory.
 DIRECTORY_MOVED_ASIDE = "directory_moved_aside"
 DIRECTORY_REPLACED = "directory_replaced"
+REMOVAL_FAILED = "removal_failed"
 # Level error, once for each file. A file of a directory queue cannot be leased, because it cannot be opened, read or
 # moved. The worker tries it again after growing pauses. Fields: queue, file, reason.
 MESSAGE_BLOCKED = "message_blocked"

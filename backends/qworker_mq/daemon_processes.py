@@ -17,6 +17,7 @@ import structlog
 from qworker.errors import UsageError
 from qworker.kit.directory.closing import log_replaced
 from qworker.kit.directory.place import Place
+from qworker.kit.directory.retention import StuckFiles
 from qworker.kit.files import is_finished, list_names
 from qworker.kit.inotify import Watcher
 from qworker.kit.opening import open_directory
@@ -165,18 +166,22 @@ class TrashCleaner:
 
     def __init__(self, source: FollowedDirectory) -> None:
         self.directories = (source,)
+        self._stuck = StuckFiles("mq")
 
     async def sweep(self) -> float:
         """Unlink the messages in it, and return the seconds until the next sweep."""
-        for name in await list_names(self.directories[0].fd):
+        source = self.directories[0].fd
+        for name in await list_names(source):
             if split_name(name) is None:
                 continue
             try:
-                os.unlink(name, dir_fd=self.directories[0].fd)
+                os.unlink(name, dir_fd=source)
             except FileNotFoundError:
                 continue
             except IsADirectoryError:
                 log.warning("directory_skipped", name=name)
+            except OSError as error:
+                self._stuck.add(name, error, source)
         return _RESCAN
 
 

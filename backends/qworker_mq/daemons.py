@@ -12,6 +12,7 @@ import time
 
 from qworker.kit.directory.blocked import is_about_one_file
 from qworker.kit.directory.liveness import has_died
+from qworker.kit.directory.retention import StuckFiles
 from qworker.kit.files import is_finished
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker_mq.layout import split_name, try_rename, try_unlink
@@ -89,6 +90,7 @@ class Trash:
         self._store = store
         self._swept_at = float("-inf")
         self._names: list[str] = []
+        self._stuck = StuckFiles("mq")
         self._unlinking: asyncio.Task[None] | None = None
 
     def unlink(self, names: list[str]) -> None:
@@ -109,7 +111,19 @@ class Trash:
 
     def _unlink_all(self, names: list[str]) -> None:
         for name in names:
-            try_unlink(name, self._store.root.remove)
+            self._unlink_one(name, self._store.root.remove)
+
+    def _unlink_one(self, name: str, directory: int) -> bool:
+        """Unlink a file and return whether it was there. One that cannot be removed stays, and is reported once.
+
+        Raises:
+            OSError: The store failed.
+        """
+        try:
+            return try_unlink(name, directory)
+        except OSError as error:
+            self._stuck.add(name, error, self._store.root.tmp)
+            return False
 
     async def aclose(self) -> None:
         """Wait for the messages that are being unlinked."""
@@ -124,18 +138,18 @@ class Trash:
         self._swept_at = now
         root, lease_states = self._store.root, self._store.lease_states
         for name in os.listdir(root.remove):
-            if split_name(name) is not None and try_unlink(name, root.remove):
+            if split_name(name) is not None and self._unlink_one(name, root.remove):
                 lease_states.delete(name)
         now = time.time()
         for name in os.listdir(root.tmp):
             if _is_unchanged_since(now - _STRAY, name, root.tmp):
-                try_unlink(name, root.tmp)
+                self._unlink_one(name, root.tmp)
         for name in os.listdir(root.lease):
             if _is_unchanged_since(now - _ORPHAN, name, root.lease) and not self._is_stored(name):
                 lease_states.delete(name)
         for name in os.listdir(root.workers):
-            if has_died(root.workers, name, local=False):
-                try_unlink(name, root.workers)
+            if has_died(root.workers, name, local=self._store.is_local):
+                self._unlink_one(name, root.workers)
 
     def _is_stored(self, name: str) -> bool:
         """Return whether the message of a lease state is stored. Foreign programs delete only the message."""

@@ -83,6 +83,8 @@ class Store:
         self.place = Place(str(path), self.root.root, self.root.parts)
         self.lease_states = LeaseStates(self.root.lease, options.delay)
         system = FileSystem(self.root.root)
+        # True if no other host uses the root.
+        self.is_local = system.is_local
         self.group_commit = GroupCommit(self.root.root, system) if options.sync else None
         self._has_remote_holders = has_remote_holders
         self._queues: dict[str, OpenQueue] = {}
