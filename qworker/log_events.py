@@ -20,6 +20,7 @@ __all__ = [
     "HISTORY_RESUMED",
     "LEASE_LOST",
     "LOOP",
+    "MESSAGES_LEFT",
     "MESSAGE_ACKED",
     "MESSAGE_BLOCKED",
     "MESSAGE_FAILED",
@@ -91,6 +92,7 @@ OBSERVER_FAILED = "observer_failed"
 # created if it does not exist. Field: directory.
 DIRECTORY_MOVED_ASIDE = "directory_moved_aside"
 DIRECTORY_REPLACED = "directory_replaced"
+MESSAGES_LEFT = "messages_left"
 REMOVAL_FAILED = "removal_failed"
 # Level error, once for each file. A file of a directory queue cannot be leased, because it cannot be opened, read or
 # moved. The worker tries it again after growing pauses. Fields: queue, file, reason.

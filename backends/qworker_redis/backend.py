@@ -15,7 +15,16 @@ from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue, new_ids
 from qworker.url import BackendURL
-from qworker_redis.admin import delete_queue, discard_call, read_rows, read_stats, remove, requeue, set_paused
+from qworker_redis.admin import (
+    count_too_large,
+    delete_queue,
+    discard_call,
+    read_rows,
+    read_stats,
+    remove,
+    requeue,
+    set_paused,
+)
 from qworker_redis.browse import browse_in_order, find, parse_stored
 from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.codec import decode
@@ -186,6 +195,10 @@ class RedisBackend(Backend):
         return await remove(self._pool, queue, selection, self.stats, discard_call)
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
+
+    async def count_too_large(self, queue: str) -> int:
+        """Return how many messages are delayed because they are larger than `max_body`."""
+        return await count_too_large(self._pool, queue, self.max_body)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from qworker.clock import SYSTEM_CLOCK
 from qworker.errors import BackendError, QueueDamaged, QworkerError
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.doctor_sizes import check_sizes
 from qworker.url import BackendURL
+from qworker_redis.admin import read_too_large
 from qworker_redis.connection import Connection, connect, pack
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.lender import Lender
@@ -185,9 +186,8 @@ async def check_message_sizes(url: BackendURL, scripts: ScriptSet, names: QueueN
     try:
         await store.open()
         for queue in await names(store.pool):
-            found = cast("list[Any]", await store.pool.run_script("oversized", queue, (options.max_body,)))
-            pairs = zip(found[::2], found[1::2], strict=True)
-            sizes += [(f"{queue}/{name.decode(errors='replace')}", size) for name, size in pairs]
+            found = await read_too_large(store.pool, queue, options.max_body)
+            sizes += [(f"{queue}/{name.decode(errors='replace')}", size) for name, size in found]
     except BackendError:
         # Another check reports it.
         return []

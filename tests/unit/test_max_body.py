@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from qworker import bulk
+from qworker import Tasks, bulk
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, MessageTooLarge, UsageError
@@ -23,11 +24,13 @@ from qworker.kit import body_slices
 from qworker.kit.doctor_check import CheckStatus
 from qworker.kit.max_body import DEFAULT_MAX_BODY
 from qworker.kit.parts import make_shares
-from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, Message, Query, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.server.app import create_app
 from qworker.size import format_size, parse_size
 from qworker.testing.harness import Case, Harness
 from qworker.tools.doctor import run_checks
+from qworker.worker import Worker, WorkerOptions
+from tests.support.immutable import make_immutable
 from tests.support.servers import RedisServer, free_port
 
 BIG = bytes(range(256)) * (20 << 12)
@@ -292,3 +295,61 @@ async def test_a_lease_that_is_cancelled_while_it_reads_a_large_body_holds_nothi
     monkeypatch.setattr(body_slices, "_read_slice", real)
     assert await case.leased_bodies() == [b"small", BIG]
     assert before <= len(os.listdir("/proc/self/fd")) <= before + 3
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("scheme", ["file", "fsq", "mq", "vsqs", "memory", "redis", "rfq"])
+async def test_a_burst_ends_with_a_line_that_counts_the_messages_that_it_cannot_lease(
+    scheme: str, tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        url = f"{scheme}://{tmp_path}/root"
+        if scheme in {"redis", "rfq"}:
+            server = stack.enter_context(RedisServer(port=free_port()))
+            url = server.tcp_url.replace("redis", scheme, 1)
+        elif scheme == "memory":
+            url = f"memory://{tmp_path.name}"
+        backend = open_backend(url)
+        await backend.publish("q", [Draft(body=b"x" * 2000), Draft(body=b"small"), Draft(body=b"y" * 3000)])
+        await backend.aclose()
+        tasks = Tasks(f"{url}?max_body=1KiB")
+        ran: list[bytes] = []
+
+        @tasks.raw_handler(queue="q")
+        async def take(message: Message) -> None:
+            ran.append(message.body)
+
+        with structlog.testing.capture_logs() as lines:
+            await Worker(tasks, WorkerOptions(burst=True, queues=("q",))).run()
+    assert ran == [b"small"]
+    (line,) = [line for line in lines if line["event"] == "messages_left"]
+    assert (line["queue"], line["blocked"]) == ("q", 2)
+    assert "qworker doctor" in line["reason"]
+
+
+@pytest.mark.timeout(60)
+# An item of `fsq:` is not moved when it is leased.
+@pytest.mark.parametrize("scheme", ["file", "mq", "vsqs"])
+async def test_a_burst_ends_though_a_file_cannot_be_moved(scheme: str, tmp_path: Path) -> None:
+    url = f"{scheme}://{tmp_path}/root"
+    backend = open_backend(url)
+    await backend.publish("q", [Draft(body=b"stuck")])
+    ready = {"vsqs": "q", "mq": "queues/q"}.get(scheme, "q/queue")
+    (stuck,) = [path for path in (tmp_path / "root" / ready).iterdir() if path.is_file()]
+    await backend.publish("q", [Draft(body=b"runs")])
+    await backend.aclose()
+    tasks = Tasks(url)
+    ran: list[bytes] = []
+
+    @tasks.raw_handler(queue="q")
+    async def take(message: Message) -> None:
+        ran.append(message.body)
+
+    make_immutable(stuck, True)
+    try:
+        with structlog.testing.capture_logs() as lines:
+            await Worker(tasks, WorkerOptions(burst=True, queues=("q",))).run()
+    finally:
+        make_immutable(stuck, False)
+    assert ran == [b"runs"]
+    assert [line["blocked"] for line in lines if line["event"] == "messages_left"] == [1]

@@ -16,7 +16,7 @@ from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_redis.admin import read_rows, remove, requeue, set_paused
+from qworker_redis.admin import count_too_large, read_rows, remove, requeue, set_paused
 from qworker_redis.browse import find
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.extend import RedisLeaseExtender
@@ -203,6 +203,10 @@ class RfqBackend(Backend):
         return await remove(self._pool, queue, selection, self.stats, remove_call)
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
+
+    async def count_too_large(self, queue: str) -> int:
+        """Return how many messages are delayed because they are larger than `max_body`."""
+        return await count_too_large(self._pool, queue, self.max_body)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
