@@ -9,6 +9,7 @@ __all__ = [
     "BACKEND_RECOVERED",
     "BACKEND_UNAVAILABLE",
     "CONCURRENCY_LIMITED",
+    "DIRECTORY_MOVED_ASIDE",
     "DIRECTORY_REPLACED",
     "DURATION_S",
     "ERROR",
@@ -19,6 +20,7 @@ __all__ = [
     "HISTORY_RESUMED",
     "LEASE_LOST",
     "LOOP",
+    "MESSAGES_LEFT",
     "MESSAGE_ACKED",
     "MESSAGE_BLOCKED",
     "MESSAGE_FAILED",
@@ -30,6 +32,7 @@ __all__ = [
     "OBSERVER_FAILED",
     "OUTCOME",
     "QUEUE",
+    "REMOVAL_FAILED",
     "SETTLEMENT_ABANDONED",
     "SETTLEMENT_DELAYED",
     "SPAN_ID",
@@ -87,7 +90,10 @@ OBSERVER_FAILED = "observer_failed"
 
 # Level warning. The directory of a store or of a queue was removed or replaced. The one with its path is used, which is
 # created if it does not exist. Field: directory.
+DIRECTORY_MOVED_ASIDE = "directory_moved_aside"
 DIRECTORY_REPLACED = "directory_replaced"
+MESSAGES_LEFT = "messages_left"
+REMOVAL_FAILED = "removal_failed"
 # Level error, once for each file. A file of a directory queue cannot be leased, because it cannot be opened, read or
 # moved. The worker tries it again after growing pauses. Fields: queue, file, reason.
 MESSAGE_BLOCKED = "message_blocked"

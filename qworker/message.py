@@ -382,8 +382,8 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
         failed: Number of messages that will not run again.
         oldest_age_s: Seconds that the oldest ready message has waited. None if no message is ready.
         paused: Whether the queue is paused.
-        blocked: Number of messages that cannot be leased, because their files cannot be opened, read or moved. They
-            are counted in their states too. Only directory queues have any.
+        blocked: Number of messages that cannot be leased, because their files cannot be opened, read or moved, or
+            are larger than `max_body`. They are counted in their states too. Only directory queues have any.
         retention: How long finished messages are kept, as text by state. Empty if they are never removed.
     """
 

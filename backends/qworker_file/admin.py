@@ -10,6 +10,7 @@ from qworker.kit.directory.admin import remove_queue, remove_selected
 from qworker.kit.directory.browser import MessageFile
 from qworker.kit.files import find_inode, remove_entry, try_unlink
 from qworker.kit.opening import create_file
+from qworker.kit.planted import rename_file
 from qworker.message import Selection, State
 from qworker_file.browse import FileBrowser
 from qworker_file.id_index import remove_id
@@ -36,7 +37,7 @@ async def requeue(store: Store, browser: FileBrowser, selection: Selection) -> i
         item = file.item if parse_item(file.item) is None else with_tries(file.item, 0)
         record_move(files, item, Place("queue", item), Place("fail", file.name))
         try:
-            os.rename(file.name, item, src_dir_fd=files.fail, dst_dir_fd=files.queue)
+            rename_file(file.name, item, files.fail, files.queue)
             moved.append(item)
             try_unlink(reason_name(file.item), files.fail)
         except FileNotFoundError:

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from qworker.kit.directory.reasons import write_reason
 from qworker.kit.files import read_file
 from qworker.kit.own_files import write_own
+from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import UNREADABLE
 from qworker.names import new_id, printable
 from qworker_file.layout import QueueDir
@@ -99,7 +100,7 @@ def move_to_failed(files: QueueDir, source: int, name: str, reason: str) -> Clai
     item, _ = give_own_name(files, name, None)
     os.close(write_reason(files.fail, reason_name(item), f"{printable(name)}: {reason}\n", mode=files.item_mode))
     try:
-        os.rename(name, item, src_dir_fd=source, dst_dir_fd=files.fail)
+        rename_file(name, item, source, files.fail)
     except OSError as error:
         os.unlink(reason_name(item), dir_fd=files.fail)
         if error.errno == errno.ENOENT:

@@ -18,10 +18,11 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.errors import BackendUnavailable
-from qworker.kit.body_slices import ON_LOOP, read_in_slices
+from qworker.kit.body_slices import ON_LOOP, OwnDescriptor, read_in_slices
 from qworker.kit.files import read_all
 from qworker.kit.linux import has_writer
 from qworker.kit.opening import open_entry
+from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import DAMAGED, UNREADABLE
 from qworker.message import Lease, Message, Settlement
 from qworker_file import foreign
@@ -198,7 +199,7 @@ async def read_large_body(lease: FileLease) -> None:
     Raises:
         OSError: It cannot be read.
     """
-    lease.message = msgspec.structs.replace(lease.message, body=await read_in_slices(lease.fd))
+    lease.message = msgspec.structs.replace(lease.message, body=await read_in_slices(OwnDescriptor(lease.fd)))
     lease.is_unread = False
 
 
@@ -253,7 +254,7 @@ def try_rename(name: str, target: str, source: int, destination: int, fd: int) -
     An error that is reported although the rename has happened is ignored.
     """
     try:
-        os.rename(name, target, src_dir_fd=source, dst_dir_fd=destination)
+        rename_file(name, target, source, destination)
     except OSError as error:
         try:
             found = os.stat(target, dir_fd=destination, follow_symlinks=False)

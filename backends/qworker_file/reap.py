@@ -20,6 +20,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords, is_about_one_file
 from qworker.kit.directory.liveness import has_died
 from qworker.kit.files import list_names, try_unlink
+from qworker.kit.planted import rename_file
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker_file.holder import DETACHED, parse_publisher
 from qworker_file.id_index import clean_up_index
@@ -263,7 +264,7 @@ def _return_lease(files: QueueDir, name: str, item: str, now: float) -> str | No
     )
     record_move(files, item, Place("delay", moved))
     try:
-        os.rename(name, moved, src_dir_fd=files.lease, dst_dir_fd=files.delay)
+        rename_file(name, moved, files.lease, files.delay)
     except FileNotFoundError:
         return None
     return moved

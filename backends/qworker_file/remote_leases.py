@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from qworker.clock import Clock
+from qworker.kit.body_slices import ON_LOOP
 from qworker.kit.directory.opener import StoreOpener
 from qworker.kit.files import list_names, read_all
 from qworker.kit.opening import open_file
@@ -13,7 +14,7 @@ from qworker.message import Lease
 from qworker.names import check_queue
 from qworker_file.holder import DETACHED
 from qworker_file.layout import QueueDir
-from qworker_file.lease import FileLease, make_lease
+from qworker_file.lease import FileLease, make_lease, read_large_body
 from qworker_file.names import parse_id, parse_item, parse_lease
 from qworker_file.open_queue import OpenQueue
 from qworker_file.store import Store
@@ -41,6 +42,8 @@ class RemoteFileLeases:
             if opened is None:
                 return None
             found = await _find_lease(opened.files, opened.own, message_id, token, self._clock)
+            if found is not None and found.is_unread:
+                await read_large_body(found)
             if found is not None and not store.is_local:
                 # Its next extension is by the clock of this host, which this instance's own name shows.
                 opened.create_liveness()
@@ -77,7 +80,10 @@ def _reopen(files: QueueDir, path: str, item: str, token: int) -> FileLease | No
         return None
     try:
         if status.st_mtime_ns == token:
-            lease = make_lease(files, fd, status, item, parsed, path, token, read_all(fd, status.st_size))
+            is_large = status.st_size > ON_LOOP
+            body = b"" if is_large else read_all(fd, status.st_size)
+            lease = make_lease(files, fd, status, item, parsed, path, token, body)
+            lease.is_unread = is_large
             fd = -1
             return lease
         return None

@@ -14,7 +14,7 @@ from qworker.kit.linux import boot_id
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker_file.holder import Holder
-from qworker_file.layout import QueueDir, create_queue, has_queue, open_queue
+from qworker_file.layout import create_queue, has_queue, open_queue
 from qworker_file.lease import ExpiryClock, FileLease
 from qworker_file.names import reason_name
 from qworker_file.open_queue import OpenQueue
@@ -160,17 +160,20 @@ class Store(DirectoryStore[OpenQueue]):
         due = queue.count_due()
         returned = await queue.reap()
         if queue.is_pruning_due():
-            await self._prune(queue.files)
+            await self._prune(queue)
         if returned or due:
             self.notify(queue)
         return returned + due
 
-    async def _prune(self, files: QueueDir) -> None:
-        options, now = self.options, self.clock.time()
+    async def _prune(self, queue: OpenQueue) -> None:
+        files, options, now = queue.files, self.options, self.clock.time()
         if options.keep_done.limits:
-            await prune(files.done, options.keep_done, now, finished_at=_finished_at)
+            stuck = queue.stuck_in("done")
+            await prune(files.done, options.keep_done, now, stuck=stuck, finished_at=_finished_at)
         if options.keep_failed.limits:
-            await prune(files.fail, options.keep_failed, now, finished_at=_finished_at, reason_of=reason_name)
+            stuck = queue.stuck_in("fail")
+            keep = options.keep_failed
+            await prune(files.fail, keep, now, stuck=stuck, finished_at=_finished_at, reason_of=reason_name)
 
     # -- wake-ups ----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import os
 
 from qworker.kit.directory.reasons import write_reason
 from qworker.kit.files import find_inode, try_unlink
+from qworker.kit.planted import rename_file
 from qworker_fsq.layout import QueueDir
 from qworker_fsq.names import MAX_NAME, InvalidItemName, parse, with_tries
 
@@ -33,7 +34,7 @@ def try_rename(name: str, target: str, source: int, destination: int, inode: int
     An error that is reported although the rename has happened is ignored.
     """
     try:
-        os.rename(name, target, src_dir_fd=source, dst_dir_fd=destination)
+        rename_file(name, target, source, destination)
     except OSError as error:
         if inode is not None and find_inode(target, destination) == inode:
             return True

@@ -13,7 +13,10 @@ import os
 import time
 from collections import deque
 
+import msgspec
+
 from qworker.clock import Clock
+from qworker.kit.body_slices import ON_LOOP, OwnDescriptor, read_in_slices
 from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.window import Window
@@ -192,21 +195,51 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
                 return
             self._window.take()
             try:
-                lease = self._lease_one(name, visibility)
-            except OSError as error:
-                if self._block(self.files.queue, name, error, self.files.queue):
-                    self._put_off.add(name)
-                    continue
-                # The store failed, not the item: the item is tried again, and claimed items stay claimed.
-                self._window.add(name)
+                lease = self._try_lease(name, visibility)
+            except OSError:
+                # Claimed items stay claimed.
                 if leases:
                     return
                 raise
             if lease is not None:
                 leases.append(lease)
+                if lease.claimed.size > ON_LOOP:
+                    # The caller begins to extend these leases before it gets more.
+                    await self._read_large(lease, leases)
+                    return
             if time.perf_counter() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = time.perf_counter() + _TURN
+
+    async def _read_large(self, lease: FsqLease, leases: list[FsqLease]) -> None:
+        """Read the body of the last lease off the loop. If it cannot be read, the lease ends.
+
+        Raises:
+            OSError: It cannot be read, and there are no other leases.
+        """
+        try:
+            body = await read_in_slices(OwnDescriptor(lease.claimed.fd))
+        except OSError as error:
+            leases.remove(lease)
+            name, ready = lease.claimed.name, self.files.queue
+            self._drop(lease)
+            if self._block(ready, name, error, ready):
+                self._put_off.add(name)
+            elif not leases:
+                raise
+            return
+        lease.message = msgspec.structs.replace(lease.message, body=body)
+
+    def _try_lease(self, name: str, visibility: float) -> FsqLease | None:
+        try:
+            return self._lease_one(name, visibility)
+        except OSError as error:
+            if self._block(self.files.queue, name, error, self.files.queue):
+                self._put_off.add(name)
+                return None
+            # The store failed, not the item, which is tried again.
+            self._window.add(name)
+            raise
 
     def _lease_one(self, name: str, visibility: float) -> FsqLease | None:
         now = self._clock.time()
@@ -243,7 +276,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
 
     def _make_lease(self, claimed: ClaimedItem, now: float, visibility: float) -> FsqLease:
         try:
-            body = claimed.read()
+            body = b"" if claimed.size > ON_LOOP else claimed.read()
         except BaseException:
             claimed.close()
             raise

@@ -51,12 +51,13 @@ def _expire(queue: OpenQueue, now: float) -> int:
 
 async def _prune(store: Store, queue: OpenQueue) -> None:
     files, options, now = queue.files, store.options, store.clock.time()
-    await prune(files.tmp, _UNFINISHED, now, finished_at=_changed_at, hidden=True)
+    await prune(files.tmp, _UNFINISHED, now, stuck=queue.stuck_in("tmp"), finished_at=_changed_at, hidden=True)
     await BlockedRecords(files.base).clean_up({"queue": files.queue})
     if options.keep_done.limits:
-        await prune(files.done, options.keep_done, now, finished_at=_changed_at)
+        await prune(files.done, options.keep_done, now, stuck=queue.stuck_in("done"), finished_at=_changed_at)
     if options.keep_failed.limits:
-        await prune(files.fail, options.keep_failed, now, finished_at=_changed_at, reason_of=reason_name)
+        stuck, keep = queue.stuck_in("fail"), options.keep_failed
+        await prune(files.fail, keep, now, stuck=stuck, finished_at=_changed_at, reason_of=reason_name)
 
 
 def _changed_at(status: os.stat_result) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from qworker.backend.scan_source import ExitCodes, ProgramOutcome, QueuePaused, ScanError, ScanOptions
+from qworker.kit.directory.blocked import is_about_one_file
 from qworker.kit.directory.reasons import read_reason
 from qworker.kit.opening import open_directory
 from qworker.url import BackendURL
@@ -201,6 +202,17 @@ class FsqWork:
         """Rename the item."""
         claimed, name = self.claimed, self.claimed.name
         why = self._source.why_exhausted(claimed) if how is ProgramOutcome.FAIL_TMP else None
+        try:
+            return self._end(how, reason, why)
+        except OSError as error:
+            files = claimed.files
+            claimed.close()
+            if not is_about_one_file(error, files.tmp, files.queue, files.done, files.fail):
+                raise ScanError(f"{name}: its outcome cannot be stored: {error.strerror}") from error
+            return f"{name}: it cannot be moved, so it stays in the queue: {error.strerror}"
+
+    def _end(self, how: ProgramOutcome, reason: str, why: str | None) -> str | None:
+        claimed, name = self.claimed, self.claimed.name
         if how is ProgramOutcome.SUCCESS:
             ended = claimed.finish(keep=True)
         elif how is ProgramOutcome.FAIL_TMP and why is None:

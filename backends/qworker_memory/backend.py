@@ -247,3 +247,10 @@ class MemoryBackend(Backend):
             for entry in selected:
                 content.remove(entry)
             return len(selected)
+
+    # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
+
+    async def count_too_large(self, queue: str) -> int:
+        """Return how many messages are delayed because they are larger than `max_body`."""
+        with self._store.lock:
+            return self._require(queue).count_too_large(self.max_body)

@@ -226,6 +226,11 @@ class MemoryQueue:
         pause = max(_SHORTEST_PAUSE, min(now - entry.message.enqueued_at, _LONGEST_PAUSE))
         self.put(entry, State.DELAYED, now + pause)
 
+    def count_too_large(self, max_body: int | None) -> int:
+        """Return how many delayed messages are larger than `max_body`."""
+        entries = self.entries.values() if max_body is not None else ()
+        return sum([entry.state is State.DELAYED and len(entry.message.body) > (max_body or 0) for entry in entries])
+
     def settle(self, entry: MemoryEntry, settlement: Settlement, now: float, *, keep_done: bool) -> None:
         """End the lease of an entry."""
         entry.holder = None

@@ -82,6 +82,7 @@ class Admin:
             failed=len(await self._list(open_queue, State.FAILED)),
             oldest_age_s=None if oldest is None else max(0.0, self._store.clock.time() - oldest),
             paused=self._store.is_paused(queue),
+            blocked=await open_queue.records.count(self._store.options.max_body, self._store.waiting(open_queue)),
         )
 
     async def _list(self, queue: OpenQueue, state: State) -> list[Location]:

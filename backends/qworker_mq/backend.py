@@ -19,7 +19,8 @@ from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
-from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.directory.opener import Opener
+from qworker.kit.directory.publish import publish_error
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
 from qworker.kit.files import check_writable
@@ -30,16 +31,11 @@ from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_mq.admin import Admin
-from qworker_mq.browse import Browser
-from qworker_mq.daemons import Mover, Trash
 from qworker_mq.ids import is_uuid
 from qworker_mq.lease import RemoteMqLeases, extend_leases, lease_messages
+from qworker_mq.opened import OpenedRoot
 from qworker_mq.options import MqOptions
-from qworker_mq.publish import Publisher
-from qworker_mq.reap import StoreReaper
 from qworker_mq.settle import settle_messages
-from qworker_mq.store import Store
 from qworker_mq.wait import wait_for_work
 
 __all__ = ["MqBackend"]
@@ -78,9 +74,9 @@ class MqBackend(Backend):
         self._clock = clock
         self.directory = self._path = url.directory
         self.history = directory_history(url, self._path, default=False, clock=clock)
-        self.remote_leases = RemoteMqLeases(self._open_store) if remote_leases else None
+        self.remote_leases = RemoteMqLeases(lambda: self._roots.open().store) if remote_leases else None
         self._doing = f"use {self._path}"
-        self._store: Store | None = None
+        self._roots = Opener(self._path, lambda: self._open_root(has_remote_holders=remote_leases))
         self._running: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -90,39 +86,21 @@ class MqBackend(Backend):
 
     async def open(self) -> None:
         """Open the directories, and create them if they do not exist."""
-        with store_errors(self._doing):
-            self._open_store()
+        self._roots.open()
 
-    def _open_store(self) -> Store:
-        if self._store is None:
-            remote = self.remote_leases is not None
-            store = self._store = Store(self._path, self._clock, self._options, has_remote_holders=remote)
-            self._mover, self._trash = Mover(store), Trash(store)
-            self._reaper = StoreReaper(store, self._mover, self._trash)
-            self._publisher = Publisher(store)
-            self._browser = Browser(store, self._reaper)
-            self._admin = Admin(store, self._reaper, self._trash, self._browser)
-        return self._store
+    def _open_root(self, *, has_remote_holders: bool) -> OpenedRoot:
+        return OpenedRoot(self._path, self._clock, self._options, has_remote_holders=has_remote_holders)
 
-    def _open_existing(self, queue: str) -> Store:
+    def _open_existing(self, queue: str) -> OpenedRoot:
         """Open the directories to read or change a queue. A root that does not exist is not created."""
-        check_queue(queue)
-        if self._is_missing():
-            raise queue_not_found(queue, self.directory)
-        return self._open_store()
-
-    def _is_missing(self) -> bool:
-        return self._store is None and is_missing(self.directory)
+        return self._roots.require(check_queue(queue))
 
     async def aclose(self) -> None:
         """Finish what runs, and close the directories."""
         await self.history.aclose()
         while self._running:
             await asyncio.wait(self._running)
-        store, self._store = self._store, None
-        if store is not None:
-            await self._trash.aclose()
-            await store.aclose()
+        await self._roots.aclose()
 
     def describe(self) -> str:
         """Return the URL."""
@@ -147,8 +125,10 @@ class MqBackend(Backend):
         refuse_unsupported("mq", self.deviations, drafts, takes_id=is_uuid)
         check_bodies(drafts, self.max_body)
         with store_errors(self._doing):
-            self._open_store()
-            return await self._shield(self._publisher.publish(queue, drafts))
+            try:
+                return await self._shield(self._roots.call(lambda root: root.publisher.publish(queue, drafts)))
+            except FileNotFoundError as error:
+                raise publish_error(error) from error
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
@@ -156,51 +136,55 @@ class MqBackend(Backend):
         """Lease messages."""
         await wait_for_ready(self, queue, limit, timeout)
         with store_errors(self._doing):
-            store = self._open_store()
-            self._mover.sweep()
-            return await lease_messages(store, self._reaper, check_queue(queue), limit, visibility)
+            return await self._roots.call(lambda root: self._lease(root, check_queue(queue), limit, visibility))
+
+    async def _lease(self, root: OpenedRoot, queue: str, limit: int, visibility: float) -> list[Lease]:
+        root.mover.sweep()
+        return await lease_messages(root.store, root.reaper, queue, limit, visibility)
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a wake-up from this process or the directories, or until a message is due."""
         with store_errors(self._doing):
-            store = self._open_store()
-            await wait_for_work(store, self._mover, self._reaper, queues, timeout)
+            root = self._roots.open()
+            await wait_for_work(root.store, root.mover, root.reaper, queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Extend leases."""
-        store = self._store
-        if store is None:
+        root = self._roots.store
+        if root is None:
             raise BackendUnavailable(f"{self.describe()} is closed")
         with store_errors(self._doing):
-            return extend_leases(store, self._reaper, leases, visibility)
+            return extend_leases(root.store, root.reaper, leases, visibility)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""
         with store_errors(self._doing):
-            store = self._open_store()
-            return await self._shield(settle_messages(store, self._trash, settlements))
+            root = self._roots.open()
+            return await self._shield(settle_messages(root.store, root.trash, settlements))
 
     async def reap(self, queue: str) -> int:
         """Return expired and due messages, and do the daemons' work."""
         with store_errors(self._doing):
-            self._open_store()
-            return self._reaper.reap(check_queue(queue))
+            root = self._roots.open()
+            count = root.reaper.reap(check_queue(queue))
+            await root.store.clean_up_records(queue)
+            return count
 
     # -- queues --------------------------------------------------------------------------------------------------------
 
     async def queues(self) -> list[str]:
         """Return the names of the queues."""
         with store_errors(self._doing):
-            if self._is_missing():
+            root = self._roots.open_existing()
+            if root is None:
                 return []
-            self._open_store()
-            self._mover.sweep()
-            return await self._admin.queues()
+            root.mover.sweep()
+            return await root.admin.queues()
 
     async def create(self, queue: str) -> None:
         """Create a queue."""
         with store_errors(self._doing):
-            store = self._open_store()
+            store = self._roots.open().store
             store.get_or_create(queue)
             check_writable(store.root.tmp)
             await self._shield(store.sync_directories(store.root.queues))
@@ -209,62 +193,55 @@ class MqBackend(Backend):
         """Delete a queue."""
         with store_errors(self._doing):
             check_queue(queue)
-            if not self._is_missing():
-                self._open_store()
-                await self._shield(self._admin.delete(queue))
+            root = self._roots.open_existing()
+            if root is not None:
+                await self._shield(root.admin.delete(queue))
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue."""
         with store_errors(self._doing):
-            self._open_existing(queue)
-            stats = await self._admin.stats(queue)
+            stats = await self._open_existing(queue).admin.stats(queue)
         return msgspec.structs.replace(stats, retention=self.history.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause a queue."""
         with store_errors(self._doing):
-            self._open_existing(queue)
-            await self._admin.pause(queue)
+            await self._open_existing(queue).admin.pause(queue)
 
     async def resume(self, queue: str) -> None:
         """Resume a queue."""
         with store_errors(self._doing):
-            self._open_existing(queue)
-            await self._admin.resume(queue)
+            await self._open_existing(queue).admin.resume(queue)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages in a state."""
         with store_errors(self._doing):
-            self._open_existing(queue)
-            async for page in self._browser.browse(queue, query):
+            async for page in self._open_existing(queue).browser.browse(queue, query):
                 yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide the messages by their ids."""
         with store_errors(self._doing):
-            self._open_existing(queue).require(queue)
+            self._open_existing(queue).store.require(queue)
         return make_shares(count)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Find messages by their ids."""
         with store_errors(self._doing):
-            self._open_existing(queue)
-            return await self._browser.find(queue, ids)
+            return await self._open_existing(queue).browser.find(queue, ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
         selection.require_failed()
         with store_errors(self._doing):
-            self._open_existing(queue)
-            return await self._shield(self._admin.requeue(queue, selection))
+            return await self._shield(self._open_existing(queue).admin.requeue(queue, selection))
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
         with store_errors(self._doing):
-            self._open_existing(queue)
-            return await self._shield(self._admin.remove(queue, selection))
+            return await self._shield(self._open_existing(queue).admin.remove(queue, selection))
 
     # -- not in the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 

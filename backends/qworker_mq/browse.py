@@ -7,8 +7,9 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from qworker.kit.body_slices import OwnDescriptor, leave_unread, read_body
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows
-from qworker.kit.files import read_all, read_file
+from qworker.kit.files import read_file
 from qworker.kit.find import find_each
 from qworker.kit.opening import open_entry
 from qworker.kit.parts import HashShare, in_pages
@@ -174,21 +175,27 @@ class Browser:
             return self._make_stored(queue, state, message_id, location, b"", 0.0)
         try:
             found = os.fstat(fd)
-            body = read_all(fd, found.st_size) if stat.S_ISREG(found.st_mode) else b""
+            body = read_body(fd, found.st_size) if stat.S_ISREG(found.st_mode) else b""
         finally:
             os.close(fd)
         return self._make_stored(queue, state, message_id, location, body, found.st_mtime)
 
     def _make_stored(
-        self, queue: OpenQueue, state: State, message_id: str, location: Location, body: bytes, enqueued_at: float
+        self,
+        queue: OpenQueue,
+        state: State,
+        message_id: str,
+        location: Location,
+        body: bytes | OwnDescriptor,
+        enqueued_at: float,
     ) -> StoredMessage:
         lease_state = self._store.lease_states.read(f"{queue.name}:{message_id}")
         failed = state is State.FAILED
-        return StoredMessage(
+        stored = StoredMessage(
             message=Message(
                 id=message_id,
                 queue=queue.name,
-                body=body,
+                body=body if isinstance(body, bytes) else b"",
                 tries=lease_state.tries,
                 enqueued_at=enqueued_at,
                 original_id=lease_state.origin or None,
@@ -200,6 +207,7 @@ class Browser:
             holder=lease_state.holder or None if state is State.LEASED else None,
             error=self._read_reason(queue, message_id) if failed else lease_state.error or None,
         )
+        return leave_unread(stored, body)
 
     def _read_reason(self, queue: OpenQueue, message_id: str) -> str | None:
         reason = read_file(f"{queue.name}:{message_id}", self._store.root.reason)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import click
 
 from qworker import logs
 from qworker.cli.options import Command, Group, duration_type
-from qworker_mq.daemons import DelayedMover, TrashCleaner, open_source, run_daemon
+from qworker_mq.daemon_processes import DelayedMover, FollowedDirectory, TrashCleaner, run_daemon
 
 __all__ = ["command"]
 
@@ -45,15 +44,7 @@ def mover_command(source: Path, destination: Path, delay: float) -> None:
       qworker mq mover --source /var/mq/delay --destination /var/mq/queues --delay 30s
     """
     logs.configure()
-    opened = open_source(source)
-    try:
-        target = open_source(destination)
-        try:
-            asyncio.run(run_daemon(DelayedMover(opened, target, delay), opened))
-        finally:
-            os.close(target)
-    finally:
-        os.close(opened)
+    asyncio.run(run_daemon(DelayedMover(FollowedDirectory(source), FollowedDirectory(destination), delay)))
 
 
 @command.command("reaper", cls=Command)
@@ -68,8 +59,4 @@ def reaper_command(source: Path) -> None:
       qworker mq reaper --source /var/mq/remove
     """
     logs.configure()
-    opened = open_source(source)
-    try:
-        asyncio.run(run_daemon(TrashCleaner(opened), opened))
-    finally:
-        os.close(opened)
+    asyncio.run(run_daemon(TrashCleaner(FollowedDirectory(source))))

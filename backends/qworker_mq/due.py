@@ -24,6 +24,8 @@ class DueIndex:
     def __init__(self, directory: int) -> None:
         self._directory = directory
         self._due: dict[str, int] = {}
+        # The names whose number has leading zeros, by their ids.
+        self._padded: dict[str, str] = {}
         self._next = 0
         self._stamp: int = -1
         self._listed_at = 0.0
@@ -38,11 +40,13 @@ class DueIndex:
         self._is_stable = time.time_ns() - stamp > _TICK_NS
         self._stamp = stamp
         self._listed_at = now
-        self._due = {}
+        self._due, self._padded = {}, {}
         for name in os.listdir(self._directory):
             due, dot, message_id = name.partition(".")
             if dot and due.isascii() and due.isdigit():
                 self._due[message_id] = int(due)
+                if due[0] == "0":
+                    self._padded[message_id] = name
         self._next = min(self._due.values(), default=0)
 
     def next_due(self) -> float | None:
@@ -70,9 +74,10 @@ class DueIndex:
 
     def file_name(self, message_id: str) -> str:
         """Return the name of a delayed message's file."""
-        return f"{self._due[message_id]}.{message_id}"
+        return self._padded.get(message_id) or f"{self._due[message_id]}.{message_id}"
 
     def drop(self, message_id: str) -> None:
         """Drop a message that was moved. Other processes see it by the change time of the directory."""
+        self._padded.pop(message_id, None)
         if self._due.pop(message_id, None) == self._next:
             self._next = min(self._due.values(), default=0)

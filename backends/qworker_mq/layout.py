@@ -15,8 +15,10 @@ import re
 from pathlib import Path
 
 from qworker.errors import FormatTooNew, InvalidName
+from qworker.kit.directory.place import Parts, PlaceCheck
 from qworker.kit.files import make_directory, read_file, write_new
 from qworker.kit.opening import open_directory
+from qworker.kit.planted import rename_file
 from qworker.names import check_queue
 
 __all__ = [
@@ -51,7 +53,7 @@ def is_usable_id(name: str) -> bool:
 def try_rename(name: str, source: int, target: str, destination: int) -> bool:
     """Rename a file, and return whether it was there. If not, another process has moved it."""
     try:
-        os.rename(name, target, src_dir_fd=source, dst_dir_fd=destination)
+        rename_file(name, target, source, destination)
     except FileNotFoundError:
         return False
     return True
@@ -70,20 +72,40 @@ def try_unlink(name: str, directory: int) -> bool:
 
 
 class QueueDirs:
-    """The descriptors of one queue's directories."""
+    """The descriptors of one queue's directories.
 
-    __slots__ = ("due", "fail", "ready")
+    Args:
+        ready: Of `queues/<queue>`.
+        due: Of `.qworker/due/<queue>`.
+        fail: Of `.qworker/fail/<queue>`.
+        parts: All of them, with their names.
+    """
 
-    def __init__(self, ready: int, due: int, fail: int) -> None:
+    __slots__ = ("_place", "due", "fail", "ready")
+
+    def __init__(self, ready: int, due: int, fail: int, parts: Parts) -> None:
         self.ready = ready
         self.due = due
         self.fail = fail
+        self._place = PlaceCheck(parts.are_in_place)
 
     @property
-    def is_deleted(self) -> bool:
-        """Whether the queue was deleted while it was open. It may exist again."""
+    def exists(self) -> bool:
+        """False once the queue was deleted while it was open. It may exist again."""
         # A deletion begins with this directory.
-        return os.fstat(self.ready).st_nlink == 0
+        return os.fstat(self.ready).st_nlink > 0
+
+    def is_alive(self, *, now: bool = False) -> bool:
+        """Return whether the directories still are those of the queue.
+
+        Args:
+            now: Whether their names are checked now in any case, and not once a second.
+        """
+        return self.exists and not self._place.is_replaced(now=now)
+
+    async def aclose(self) -> None:
+        """Close the descriptors, for a `LateCloser`."""
+        self.close()
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -92,10 +114,15 @@ class QueueDirs:
 
 
 class Root:
-    """The descriptors of an opened root."""
+    """The descriptors of an opened root.
+
+    Attributes:
+        parts: Its directories, with their names.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.parts = Parts()
         self._descriptors: list[int] = []
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -125,7 +152,7 @@ class Root:
     def _open_directory(self, name: str, parent: int) -> int:
         fd = make_directory(name, parent)
         self._descriptors.append(fd)
-        return fd
+        return self.parts.add(name, parent, fd)
 
     def _check_format(self, own: int) -> None:
         text = read_file("format", own)
@@ -146,16 +173,21 @@ class Root:
         try:
             ready = make_directory(queue, self.queues) if create else open_directory(queue, self.queues)
         except FileNotFoundError:
+            if create:
+                raise
             return None
         opened = [ready]
+        parts = Parts()
         try:
-            opened.append(make_directory(queue, self.due))
-            opened.append(make_directory(queue, self.fail))
+            parts.add(queue, self.queues, ready)
+            for parent in (self.due, self.fail):
+                opened.append(make_directory(queue, parent))
+                parts.add(queue, parent, opened[-1])
         except BaseException:
             for fd in opened:
                 os.close(fd)
             raise
-        return QueueDirs(*opened)
+        return QueueDirs(opened[0], opened[1], opened[2], parts)
 
     def close(self) -> None:
         """Close every descriptor."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
+import msgspec
+
+from qworker.kit.body_slices import ON_LOOP, OwnDescriptor, read_in_slices
 from qworker.kit.directory.blocked import is_about_one_file
+from qworker.kit.files import read_all
 from qworker.kit.store_errors import store_errors
 from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker.names import check_queue
@@ -41,7 +46,10 @@ class RemoteMqLeases:
         """Find the lease that has this token."""
         with store_errors(f"find a lease of {queue!r}"):
             store = self._open_store()
-            return _retry_while_locked(_find_lease, store, check_queue(queue), message_id, token)
+            found = _retry_while_locked(_find_lease, store, check_queue(queue), message_id, token)
+            if found is not None:
+                await _finish_reading(found)
+            return found
 
 
 async def lease_messages(store: Store, reaper: StoreReaper, queue: str, limit: int, visibility: float) -> list[Lease]:
@@ -59,7 +67,7 @@ async def lease_messages(store: Store, reaper: StoreReaper, queue: str, limit: i
 async def _lease_ready(
     store: Store, reaper: StoreReaper, queue: OpenQueue, limit: int, visibility: float
 ) -> list[Lease]:
-    leases: list[Lease] = []
+    leases: list[MqLease] = []
     locked: list[str] = []
     holder = store.holder()
     until = time.monotonic() + SLICE
@@ -76,17 +84,40 @@ async def _lease_ready(
                 queue.blocked.forget(message_id)
                 reaper.note(lease, visibility, holder)
                 leases.append(lease)
+                if lease.unread is not None:
+                    # The caller begins to extend these leases before it gets more.
+                    await _finish_reading(lease)
+                    break
             if time.monotonic() >= until:
                 await asyncio.sleep(0)
                 until = time.monotonic() + SLICE
-    except BaseException:
+    except BaseException as error:
         # The call was cancelled, or the store failed: the caller does not get these leases.
         _release_all(store, queue, leases)
-        raise
+        if not (isinstance(error, OSError) and _is_unreadable(store, error, leases)):
+            raise
+        queue.blocked.add(leases[-1].message.id, error)
+        return []
     finally:
         for message_id in locked:
             queue.window.add(message_id)
-    return leases
+    return list(leases)
+
+
+def _is_unreadable(store: Store, error: OSError, leases: Sequence[MqLease]) -> bool:
+    """Return whether the body of the last lease cannot be read, and everything else can."""
+    return bool(leases) and leases[-1].unread is not None and is_about_one_file(error, store.root.tmp)
+
+
+async def _finish_reading(lease: MqLease) -> None:
+    """Read a body off the loop that was left unread.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    if lease.unread is not None:
+        lease.message = msgspec.structs.replace(lease.message, body=await read_in_slices(lease.unread))
+        lease.unread = None
 
 
 def _try_lease(
@@ -101,6 +132,9 @@ def _try_lease(
     except NotARegularFile:
         move_to_failed(store, message_id, queue.dirs.ready, queue, message_id)
         return None
+    except FileNotFoundError:
+        # Not the message, but a directory of the root is missing.
+        raise
     except OSError as error:
         if not is_about_one_file(error, store.root.tmp):
             raise
@@ -113,6 +147,7 @@ def _lease_one(store: Store, queue: OpenQueue, message_id: str, visibility: floa
     fd = lock_message(message_id, ready)
     if fd < 0:
         return None
+    body: bytes | OwnDescriptor = b""
     try:
         most = store.options.max_body
         if most is not None and (size := os.fstat(fd).st_size) > most:
@@ -123,8 +158,16 @@ def _lease_one(store: Store, queue: OpenQueue, message_id: str, visibility: floa
         state = store.lease_states.read(name)
         if not try_rename(message_id, ready, name, store.root.delay):
             return None
-        return _make_lease(store, fd, queue.name, message_id, body, state, visibility, holder)
+        try:
+            return _make_lease(store, fd, queue.name, message_id, body, state, visibility, holder)
+        except OSError:
+            # The caller does not get the lease.
+            try_rename(name, store.root.delay, message_id, ready)
+            queue.window.add(message_id)
+            raise
     finally:
+        if not isinstance(body, bytes):
+            _unlock(fd)
         os.close(fd)
 
 
@@ -133,7 +176,7 @@ def _make_lease(
     fd: int,
     queue: str,
     message_id: str,
-    body: bytes,
+    body: bytes | OwnDescriptor,
     state: LeaseState,
     visibility: float,
     holder: str,
@@ -160,10 +203,20 @@ def _make_lease(
         )
     origin = state.origin or None
     message = Message(
-        id=message_id, queue=queue, body=body, tries=tries, enqueued_at=found.st_mtime, original_id=origin
+        id=message_id,
+        queue=queue,
+        body=body if isinstance(body, bytes) else b"",
+        tries=tries,
+        enqueued_at=found.st_mtime,
+        original_id=origin,
     )
     return MqLease(
-        message=message, token=token, expires_at=now + visibility, moved=found.st_ctime_ns, has_state=has_state
+        message=message,
+        token=token,
+        expires_at=now + visibility,
+        moved=found.st_ctime_ns,
+        has_state=has_state,
+        unread=None if isinstance(body, bytes) else body,
     )
 
 
@@ -220,25 +273,37 @@ def _find_lease(store: Store, queue: str, message_id: str, token: int) -> MqLeas
         if locked is None:
             return None
         fd, state = locked
+        body = _read_body(fd)
         message = Message(
             id=message_id,
             queue=queue,
-            body=_read_body(fd),
+            body=body if isinstance(body, bytes) else b"",
             tries=state.tries,
             enqueued_at=os.fstat(fd).st_mtime,
             original_id=state.origin or None,
         )
-        return MqLease(message=message, token=token, expires_at=state.expires_at, moved=state.moved)
+        _unlock(fd)
+        return MqLease(
+            message=message,
+            token=token,
+            expires_at=state.expires_at,
+            moved=state.moved,
+            unread=None if isinstance(body, bytes) else body,
+        )
 
 
-def _read_body(fd: int) -> bytes:
+def _unlock(fd: int) -> None:
+    """Release a message's lock: a body that is still to be read has a descriptor that would keep it."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _read_body(fd: int) -> bytes | OwnDescriptor:
+    """Read a body. A large one is left for `read_in_slices`."""
     body = os.read(fd, 1 << 16)
     if len(body) < 1 << 16:
         return body
-    parts = [body]
-    while part := os.read(fd, 1 << 20):
-        parts.append(part)
-    return b"".join(parts)
+    size = os.fstat(fd).st_size
+    return OwnDescriptor(fd) if size > ON_LOOP else body + read_all(fd, size - len(body))
 
 
 def _retry_while_locked(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

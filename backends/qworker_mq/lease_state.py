@@ -12,8 +12,9 @@ import os
 import msgspec
 
 from qworker.failure_text import summary
+from qworker.kit.body_slices import OwnDescriptor
 from qworker.kit.files import try_unlink
-from qworker.kit.opening import open_entry
+from qworker.kit.opening import open_entry, open_own
 from qworker.kit.store_errors import FULL
 from qworker.message import Lease
 
@@ -29,6 +30,8 @@ class MqLease(Lease, kw_only=True, eq=False):
     moved: int = 0
     # Whether the lease has a stored state. See `MqOptions.delay`.
     has_state: bool = True
+    # The file of a large body, until the body is read.
+    unread: OwnDescriptor | None = None
 
 
 class LeaseState(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
@@ -77,6 +80,9 @@ class LeaseStates:
     def __init__(self, directory: int, delay: float) -> None:
         self._directory = directory
         self._delay = delay
+        found = os.fstat(directory)
+        # If others can create names in the directory, each file is checked before it is written.
+        self._is_private = found.st_uid == os.geteuid() and not found.st_mode & 0o022
         self._unwritten: dict[str, LeaseState] = {}
 
     def read(self, name: str) -> LeaseState:
@@ -117,7 +123,7 @@ class LeaseStates:
     def write(self, name: str, state: LeaseState) -> None:
         """Store a state. If the store is full, keep it in this process."""
         try:
-            fd = open_entry(name, os.O_WRONLY | os.O_CREAT, self._directory)
+            fd = self._open(name, os.O_WRONLY | os.O_CREAT)
             try:
                 os.pwrite(fd, _encode(state).ljust(_LENGTH), 0)
             finally:
@@ -129,6 +135,9 @@ class LeaseStates:
         else:
             if self._unwritten:
                 self._unwritten.pop(name, None)
+
+    def _open(self, name: str, flags: int) -> int:
+        return (open_entry if self._is_private else open_own)(name, flags, self._directory)
 
     def delete(self, name: str) -> None:
         """Delete the state of a message, if there is one."""

@@ -12,8 +12,11 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import QueueNotFound
-from qworker.kit.directory.blocked import BlockedFiles
+from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords
+from qworker.kit.directory.closing import LateCloser, log_replaced
 from qworker.kit.directory.liveness import LivenessFile
+from qworker.kit.directory.place import Place
+from qworker.kit.directory.retention import PRUNING
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import has_entry, raise_file_limit
 from qworker.kit.group_commit import GroupCommit
@@ -45,7 +48,9 @@ class OpenQueue:
         self.dirs = dirs
         self.window = Window(dirs.ready, peers)
         self.due = DueIndex(dirs.due)
-        self.blocked = BlockedFiles(name, ".", clock)
+        # Programs ignore hidden names there.
+        self.records = BlockedRecords(dirs.fail)
+        self.blocked = BlockedFiles(name, ".", clock, self.records)
         # All leases of one queue are serialised in a process, as in mq's server.
         self.fetching = asyncio.Lock()
         self.is_watched = False
@@ -75,12 +80,15 @@ class Store:
         self.clock = clock
         self.options = options
         self.root = Root(path)
+        self.place = Place(str(path), self.root.root, self.root.parts)
         self.lease_states = LeaseStates(self.root.lease, options.delay)
         system = FileSystem(self.root.root)
+        # True if no other host uses the root.
+        self.is_local = system.is_local
         self.group_commit = GroupCommit(self.root.root, system) if options.sync else None
         self._has_remote_holders = has_remote_holders
         self._queues: dict[str, OpenQueue] = {}
-        self._retired: list[QueueDirs] = []
+        self._replaced = LateCloser()
         self._waiting: set[tuple[frozenset[str], asyncio.Event]] = set()
         self._watcher: Watcher | None = None
         self._liveness_file: LivenessFile | None = None
@@ -94,8 +102,10 @@ class Store:
         """Return a queue. None: it does not exist, or was deleted."""
         open_queue = self._queues.get(queue)
         if open_queue is not None:
-            if not open_queue.dirs.is_deleted:
+            if open_queue.dirs.is_alive():
                 return open_queue
+            if open_queue.dirs.exists:
+                log_replaced(os.path.join(self.root.path, "queues", queue))
             self.drop(queue)
         return self._open_queue(queue, create=False)
 
@@ -124,10 +134,20 @@ class Store:
         return open_queue
 
     def drop(self, queue: str) -> None:
-        """Drop a deleted queue. Calls may still use its descriptors, so they are closed with the store."""
+        """Drop a queue that is deleted, or whose directories were removed or replaced."""
         open_queue = self._queues.pop(queue, None)
         if open_queue is not None:
-            self._retired.append(open_queue.dirs)
+            self._replaced.add(open_queue.dirs.aclose)
+
+    def waiting(self, queue: OpenQueue) -> dict[str, int]:
+        """Return the directories of a queue's messages, by their names in the records of blocked files."""
+        return {".": queue.dirs.ready, "due": queue.dirs.due, "new": self.root.new, "delay": self.root.delay}
+
+    async def clean_up_records(self, queue: str) -> None:
+        """Remove the records of blocked files that are gone, at most once a minute."""
+        open_queue = self.get(queue)
+        if open_queue is not None:
+            await open_queue.records.clean_up(self.waiting(open_queue), every=PRUNING)
 
     def is_paused(self, queue: str) -> bool:
         """Return whether a queue is paused."""
@@ -179,7 +199,8 @@ class Store:
             if queue in queues:
                 event.set()
 
-    def _wake_all(self) -> None:
+    def wake_all(self) -> None:
+        """Wake all calls that wait."""
         for _, event in tuple(self._waiting):
             event.set()
 
@@ -196,7 +217,7 @@ class Store:
     def watch(self, queues: Sequence[str]) -> None:
         """Let changes in the directories of `queues` set the events of `listen`, as far as the kernel allows."""
         if self._watcher is None:
-            self._watcher = Watcher(self._wake_all)
+            self._watcher = Watcher(self.wake_all)
             for directory in (self.root.new, self.root.queues):
                 self._watcher.add(directory)
         for queue in queues:
@@ -228,10 +249,9 @@ class Store:
             self._watcher.close()
         if self._liveness_file is not None:
             self._liveness_file.close()
+        await self._replaced.aclose()
         with self.extend_lock:
             self.closed = True
             for open_queue in self._queues.values():
                 open_queue.dirs.close()
-            for dirs in self._retired:
-                dirs.close()
             self.root.close()

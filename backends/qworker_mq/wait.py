@@ -24,7 +24,7 @@ async def wait_for_work(store: Store, mover: Mover, reaper: StoreReaper, queues:
     store.watch(queues)
     deadline = time.monotonic() + timeout
     with store.listen(queues) as event:
-        while True:
+        while not store.place.is_replaced():
             event.clear()
             due, check = await _seconds_until_work(store, mover, reaper, queues)
             left = min(deadline - time.monotonic(), due)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from qworker.errors import QueueNotFound
 from qworker.message import FinishedMessage, QueueStats, Selection, State, to_microseconds
@@ -20,6 +20,7 @@ from qworker_redis.topology import queue_slot
 __all__ = [
     "BATCH",
     "Call",
+    "count_too_large",
     "delete_queue",
     "discard_call",
     "ids_and_times",
@@ -27,6 +28,7 @@ __all__ = [
     "make_stats",
     "read_rows",
     "read_stats",
+    "read_too_large",
     "remove",
     "requeue",
     "set_paused",
@@ -82,6 +84,17 @@ async def read_stats(pool: ConnectionPool, queue: str, retention: Mapping[str, s
     *counts, oldest = await read_rows(pool, "stats", queue, ())
     since = min((read_enqueued_at(value) for value in cast("list[bytes]", oldest)), default=None)
     return make_stats(queue, cast("list[int]", counts), since, retention)
+
+
+async def count_too_large(pool: ConnectionPool, queue: str, max_body: int | None) -> int:
+    """Return how many messages are delayed because they are larger than `max_body`, up to 1000."""
+    return 0 if max_body is None else len(await read_too_large(pool, queue, max_body))
+
+
+async def read_too_large(pool: ConnectionPool, queue: str, max_body: int) -> list[tuple[bytes, int]]:
+    """Return the ids of delayed messages that are larger than `max_body`, and their bytes."""
+    found = cast("list[Any]", await pool.run_script("oversized", queue, (max_body,)))
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 def make_stats(queue: str, counts: Sequence[int], since: float | None, retention: Mapping[str, str]) -> QueueStats:

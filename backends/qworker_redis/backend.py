@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Self
 
 from qworker.backend import Backend
@@ -15,10 +15,20 @@ from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue, new_ids
 from qworker.url import BackendURL
-from qworker_redis.admin import delete_queue, discard_call, read_rows, read_stats, remove, requeue, set_paused
+from qworker_redis.admin import (
+    count_too_large,
+    delete_queue,
+    discard_call,
+    read_rows,
+    read_stats,
+    remove,
+    requeue,
+    set_paused,
+)
 from qworker_redis.browse import browse_in_order, find, parse_stored
 from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.codec import decode
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.extend import RedisLeaseExtender
 from qworker_redis.history import RedisHistory
 from qworker_redis.keys import NATIVE
@@ -186,12 +196,16 @@ class RedisBackend(Backend):
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
+    async def count_too_large(self, queue: str) -> int:
+        """Return how many messages are delayed because they are larger than `max_body`."""
+        return await count_too_large(self._pool, queue, self.max_body)
+
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Check the server."""
         from qworker_redis.doctor import check_message_sizes, check_server
 
-        return [
-            *await check_server(url, NATIVE, lambda pool: QueueRegister(pool).names()),
-            *await check_message_sizes(url),
-        ]
+        def names(pool: ConnectionPool) -> Awaitable[list[str]]:
+            return QueueRegister(pool).names()
+
+        return [*await check_server(url, NATIVE, names), *await check_message_sizes(url, NATIVE, names)]

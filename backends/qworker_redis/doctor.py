@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from qworker.clock import SYSTEM_CLOCK
 from qworker.errors import BackendError, QueueDamaged, QworkerError
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.doctor_sizes import check_sizes
 from qworker.url import BackendURL
+from qworker_redis.admin import read_too_large
 from qworker_redis.connection import Connection, connect, pack
 from qworker_redis.connections import ConnectionPool
-from qworker_redis.keys import NATIVE
 from qworker_redis.lender import Lender
 from qworker_redis.options import Options
-from qworker_redis.register import QueueRegister
 from qworker_redis.scripts import ScriptSet
 from qworker_redis.server_info import ServerInfo, read_server_info, require_safe
 from qworker_redis.store import RedisStore
@@ -171,19 +170,24 @@ async def _scripts(connection: Connection, scripts: ScriptSet) -> Check:
     return Check("redis scripts", CheckStatus.OK, f"{len(replies)} understood")
 
 
-async def check_message_sizes(url: BackendURL) -> list[Check]:
-    """Check the sizes of delayed messages: `lease` delays those that are larger than `max_body`."""
+async def check_message_sizes(url: BackendURL, scripts: ScriptSet, names: QueueNames) -> list[Check]:
+    """Check the sizes of delayed messages: `lease` delays those that are larger than `max_body`.
+
+    Args:
+        url: The URL.
+        scripts: The scripts of the protocol.
+        names: Returns the names of the queues.
+    """
     options = Options.parse(url)
     if options.max_body is None:
         return []
-    store = RedisStore(options, NATIVE, SYSTEM_CLOCK)
+    store = RedisStore(options, scripts, SYSTEM_CLOCK)
     sizes: list[tuple[str, int]] = []
     try:
         await store.open()
-        for queue in await QueueRegister(store.pool).names():
-            found = cast("list[Any]", await store.pool.run_script("oversized", queue, (options.max_body,)))
-            pairs = zip(found[::2], found[1::2], strict=True)
-            sizes += [(f"{queue}/{name.decode(errors='replace')}", size) for name, size in pairs]
+        for queue in await names(store.pool):
+            found = await read_too_large(store.pool, queue, options.max_body)
+            sizes += [(f"{queue}/{name.decode(errors='replace')}", size) for name, size in found]
     except BackendError:
         # Another check reports it.
         return []

@@ -21,20 +21,13 @@ __all__ = ["count_messages", "delete", "delete_channel", "list_queues", "remove"
 
 def list_queues(store: SqStore) -> list[str]:
     """Return the names of the topics, sorted."""
-    if not store.open(create=False):
-        return []
     with store_errors(f"list {store.path}"):
         return sorted(name for name in os.listdir(store.root) if is_queue_name(name) and store.is_queue(name))
 
 
 async def delete(store: SqStore, queue: str) -> None:
     """Delete a topic with all of its channels."""
-    check_queue(queue)
-    if not store.open(create=False):
-        return
-    topic = store.topics.pop(queue, None)
-    if topic is not None:
-        await topic.finish()
+    store.drop(check_queue(queue))
     if not store.is_queue(queue):
         return
     with store_errors(f"delete the queue {queue}"):

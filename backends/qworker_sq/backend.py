@@ -10,6 +10,7 @@ from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.offers import Follower
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
+from qworker.kit.directory.opener import Opener
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
 from qworker.kit.max_body import check_bodies
@@ -51,8 +52,9 @@ class SqBackend(Backend):
         self._url = url
         self.max_body = options.max_body
         self.directory = url.directory
-        self._store = SqStore(self.directory, options, clock)
-        self.history = directory_history(url, self._store.path, default=False, clock=clock)
+        self._options = options
+        self._stores = Opener(self.directory, lambda: SqStore(url.directory, options, clock))
+        self.history = directory_history(url, str(self.directory), default=False, clock=clock)
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
@@ -61,21 +63,21 @@ class SqBackend(Backend):
 
     async def open(self) -> None:
         """Open the directory, which is created if it does not exist."""
-        self._store.open(create=True)
+        self._stores.open()
 
     async def aclose(self) -> None:
         """Finish the writes in progress, and close. Other processes may lease from now on."""
         await self.history.aclose()
-        await self._store.aclose()
+        await self._stores.aclose()
 
     def describe(self) -> str:
         """Return the URL."""
-        return self._url.at(self._store.path)
+        return self._url.at(str(self.directory))
 
     @property
     def durability(self) -> str:
         """`disk`; `process` with `?sync=off`, and on a file system without a journal or barriers."""
-        return durability_at(self._store.path, sync=self._store.options.durable)
+        return durability_at(str(self.directory), sync=self._options.durable)
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -87,14 +89,17 @@ class SqBackend(Backend):
         for draft in drafts:
             if draft.id is not None:
                 check_id(draft.id)
-        return await self._store.publish(queue, drafts) if drafts else []
+        if not drafts:
+            return []
+        with store_errors(f"publish to {queue}"):
+            return await self._stores.call(lambda store: store.publish(queue, drafts))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lease messages, if this process owns the channel or can own it."""
         await wait_for_ready(self, queue, limit, timeout)
-        channel = await self._store.get_channel(queue)
+        channel = await self._stores.open().get_channel(queue)
         if channel is None:
             return []
         with store_errors(f"lease from {queue}"):
@@ -103,81 +108,86 @@ class SqBackend(Backend):
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a publish, a release, the death of the owner, or the moment at which a message becomes due."""
-        await wait_for_work(self._store, queues, timeout)
+        await wait_for_work(self._stores.open(), queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Extend leases and return the lost ones."""
         by_queue: dict[str, list[Lease]] = {}
         for lease in leases:
             by_queue.setdefault(lease.message.queue, []).append(lease)
+        store = self._stores.store
         lost: list[Lease] = []
         for queue, some in by_queue.items():
-            channel = self._store.get_open_channel(queue)
+            channel = None if store is None else store.get_open_channel(queue)
             lost += some if channel is None else extend_leases(channel, some, visibility)
         return lost
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases and return the refused settlements."""
+        store = self._stores.open()
 
         async def settle_in(queue: str, some: Sequence[Settlement]) -> list[Settlement]:
-            channel = await self._store.get_channel(queue)
+            channel = await store.get_channel(queue)
             return list(some) if channel is None else await settle_in_channel(channel, some)
 
         return await settle_by_queue(settlements, settle_in)
 
     async def reap(self, queue: str) -> int:
         """Make expired and due messages ready."""
-        channel = await self._store.get_channel(queue)
+        channel = await self._stores.open().get_channel(queue)
         return 0 if channel is None else await reap_channel(channel)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
     async def queues(self) -> list[str]:
         """Return the names of the topics."""
-        return admin.list_queues(self._store)
+        store = self._stores.open_existing()
+        return [] if store is None else admin.list_queues(store)
 
     async def create(self, queue: str) -> None:
         """Create a topic, and our channel of it."""
-        await self._store.get_or_create(check_queue(queue))
+        await self._stores.open().get_or_create(check_queue(queue))
 
     async def delete(self, queue: str) -> None:
         """Delete a topic with all of its channels."""
-        await admin.delete(self._store, queue)
+        store = self._stores.open_existing()
+        if store is not None:
+            await admin.delete(store, check_queue(queue))
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages. The log ahead is read once, in slices. Later counts read only new records."""
-        return await admin.count_messages(self._store, queue, self.history.retention)
+        return await admin.count_messages(self._stores.require(queue), queue, self.history.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause our channel."""
-        await admin.set_paused(self._store, queue, True)
+        await admin.set_paused(self._stores.require(queue), queue, True)
 
     async def resume(self, queue: str) -> None:
         """Resume our channel."""
-        await admin.set_paused(self._store, queue, False)
+        await admin.set_paused(self._stores.require(queue), queue, False)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages of a state, page by page. The channel is not held between two pages."""
-        return browse.browse(self._store, queue, query)
+        return browse.browse(self._stores.require(queue), queue, query)
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide the log into ranges. The records that were handed out are one more part."""
-        async with self._store.channel_section(queue) as channel:
+        async with self._stores.require(queue).channel_section(queue) as channel:
             return divide(channel, state, count)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Return messages by their ids."""
-        return await browse.find(self._store, queue, ids)
+        return await browse.find(self._stores.require(queue), queue, ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again."""
-        return await admin.requeue(self._store, queue, selection)
+        return await admin.requeue(self._stores.require(queue), queue, selection)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages for our channel; other channels keep theirs."""
-        return await admin.remove(self._store, queue, selection)
+        return await admin.remove(self._stores.require(queue), queue, selection)
 
     # -- what the contract does not have (qworker/backend/offers.py) ---------------------------------------------------
 
@@ -187,7 +197,7 @@ class SqBackend(Backend):
         Raises:
             QueueNotFound: The topic does not exist.
         """
-        await admin.delete_channel(self._store, queue)
+        await admin.delete_channel(self._stores.require(queue), queue)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

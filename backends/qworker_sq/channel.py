@@ -82,9 +82,10 @@ class Channel:
             self.folder = self._keep(open_directory(self._private.name))
         else:
             folders = self._keep(make_directory("channels", topic.side))
-            self.folder = self._keep(make_directory(name, folders))
+            self.folder = topic.parts.add(name, folders, self._keep(make_directory(name, folders)))
+            topic.parts.add("channels", topic.side, folders)
             self._new_folders = (self.folder, folders, topic.side, topic.folder)
-        self._fail = self._keep(make_directory("fail", self.folder))
+        self._fail = topic.parts.add("fail", self.folder, self._keep(make_directory("fail", self.folder)))
         self._lock = self._keep(open_regular("lock", self.folder, os.O_RDWR | os.O_CREAT))
         self.journal = FrameFile(
             self.folder,

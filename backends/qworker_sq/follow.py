@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from qworker.clock import SYSTEM_CLOCK
+from qworker.kit.directory.opener import Opener
 from qworker.kit.parts import PAGE_MESSAGES, in_pages
 from qworker.kit.segments.format import HEADER_SIZE, position
 from qworker.kit.segments.log import Damaged
@@ -29,19 +30,20 @@ class SqFollower:
     """
 
     def __init__(self, url: BackendURL, queue: str) -> None:
-        self._store = SqStore(url.directory, SqOptions.from_url(url), SYSTEM_CLOCK)
+        options = SqOptions.from_url(url)
+        self._stores = Opener(url.directory, lambda: SqStore(url.directory, options, SYSTEM_CLOCK))
         self._queue = queue
 
     async def open(self) -> None:
         """Open the topic and the channel, which are created if they do not exist."""
-        await self._store.get_or_create(check_queue(self._queue))
+        await self._stores.open().get_or_create(check_queue(self._queue))
 
     async def aclose(self) -> None:
         """Close the topic."""
-        await self._store.aclose()
+        await self._stores.aclose()
 
     async def _channel(self) -> Channel:
-        async with self._store.channel_section(self._queue) as channel:
+        async with self._stores.open().channel_section(self._queue) as channel:
             return channel
 
     async def begin(self, where: str) -> str:
@@ -96,7 +98,7 @@ class SqFollower:
     async def commit(self, end: str) -> None:
         """Move the channel: records before the position are finished. A damaged record is kept as a failed message."""
         place = _place(end)
-        async with self._store.channel_section(self._queue) as channel:
+        async with self._stores.open().channel_section(self._queue) as channel:
             if place <= channel.ledger.cursor:
                 return
             self._keep_damage(channel, place)

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from qworker.kit.files import try_unlink, write_all, write_new
-from qworker.kit.opening import open_regular
+from qworker.kit.opening import open_own
 from qworker.kit.segments.format import frame, scan
 from qworker.kit.store_errors import FULL
 
@@ -91,7 +91,7 @@ class FrameFile:
 
     def _reopen(self, now: os.stat_result) -> None:
         self.close()
-        self.fd = open_regular(self._name, self._folder)
+        self.fd = open_own(self._name, self._folder, os.O_RDWR)
         self._identity = (now.st_dev, now.st_ino)
         self.size = self.base = 0
         self.sync_failed = False
@@ -154,7 +154,7 @@ class FrameFile:
     def _reserve_space(self) -> None:
         """Write the reserve for `_use_reserve`. If the disk is full already, work without it."""
         try:
-            fd = open_regular("reserve", self._folder, os.O_RDWR | os.O_CREAT)
+            fd = open_own("reserve", self._folder, os.O_RDWR | os.O_CREAT)
             try:
                 write_all(fd, b"\xff" * _RESERVE, 0)
             finally:
@@ -164,7 +164,7 @@ class FrameFile:
                 raise
 
     def _create(self) -> None:
-        self.fd = open_regular(self._name, self._folder, os.O_RDWR | os.O_CREAT)
+        self.fd = open_own(self._name, self._folder, os.O_RDWR | os.O_CREAT)
         found = os.fstat(self.fd)
         self._identity = (found.st_dev, found.st_ino)
         self.size = self.base = 0
@@ -177,7 +177,7 @@ class FrameFile:
         data = b"".join(frame(payload) + payload for payload in map(_encode, rows))
         write_new(self._name, self._folder, data)
         self.close()
-        self.fd = open_regular(self._name, self._folder)
+        self.fd = open_own(self._name, self._folder, os.O_RDWR)
         found = os.fstat(self.fd)
         self._identity = (found.st_dev, found.st_ino)
         self.size = self.base = len(data)

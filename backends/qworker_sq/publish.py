@@ -95,6 +95,11 @@ class TopicPublisher:
                         await self._commit(requests)
                 except BackendError as error:
                     _refuse(requests, error)
+                except FileNotFoundError as error:
+                    if self._topic.is_alive(now=True):
+                        _refuse(requests, store_error(error, f"publish to {self._topic.name}"))
+                    else:
+                        _refuse(requests, self._deleted())
                 except OSError as error:
                     _refuse(requests, store_error(error, f"publish to {self._topic.name}"))
         finally:
@@ -114,7 +119,7 @@ class TopicPublisher:
 
     async def _commit(self, requests: list[_PublishRequest]) -> None:
         if not self._topic.is_alive():
-            raise TopicDeleted(f"the queue {self._topic.name} was deleted: publish again")
+            raise self._deleted()
         recorded = self._state.place(0)
         if self._log.looks_written(recorded):
             recorded = self._log.recover(recorded, whole=False)
@@ -129,6 +134,9 @@ class TopicPublisher:
         for request in requests:
             if not request.done.done():
                 request.done.set_result(request.ids)
+
+    def _deleted(self) -> TopicDeleted:
+        return TopicDeleted(f"the queue {self._topic.name} was removed or replaced: publish again")
 
     def _resolve(self, requests: list[_PublishRequest], end: int) -> None:
         """Leave out the messages that are stored already, and make the infos of the others."""

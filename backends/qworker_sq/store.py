@@ -1,6 +1,6 @@
-"""The topics of a directory, and our channel of each.
+"""An open directory with its topics, and our channel of each.
 
-They are opened when they are first needed, and again when another process has deleted them.
+They are opened when they are first needed, and again when they were deleted or replaced.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import InvalidName
-from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.directory.closing import LateCloser, log_replaced
+from qworker.kit.directory.missing import queue_not_found
+from qworker.kit.directory.place import Place
+from qworker.kit.directory.root import open_root
 from qworker.kit.inotify import Watcher
-from qworker.kit.opening import open_directory
+from qworker.kit.linux import boot_id
 from qworker.kit.store_errors import store_errors
 from qworker.message import Draft
 from qworker.names import check_queue
@@ -56,52 +59,53 @@ class OpenTopic:
 
 
 class SqStore:
-    """The open topics of one backend instance.
+    """The open directory and topics of one backend instance.
+
+    Args:
+        directory: Its path. It is created if it does not exist.
+        options: The options of the URL.
+        clock: The store's clock.
 
     Attributes:
         topics: The topics that were opened, by name. Another process may have deleted one.
         changed: Set when something has changed in a topic.
-        pool: The threads for syncs and deletions. None: the store is not open.
+        pool: The threads for syncs and deletions.
+
+    Raises:
+        OSError: It cannot be opened.
     """
+
+    # Whether leases end by the descriptors: they end by rows of the journal, in which a replaced one has no lease.
+    has_leases = False
 
     def __init__(self, directory: Path, options: SqOptions, clock: Clock) -> None:
         self.directory = directory
         self.path = str(directory)
         self.options = options
         self.clock = clock
-        self.root = -1
+        # Without the boot id no topic can be opened. An error here is better than one at each call.
+        boot_id()
+        self.root = open_root(self.path, 0o700)
+        self.place = Place(self.path, self.root)
         self.topics: dict[str, OpenTopic] = {}
         self.changed = asyncio.Event()
-        self.pool: ThreadPoolExecutor | None = None
-        self._opening = asyncio.Lock()
-        self._watcher: Watcher | None = None
-
-    def open(self, *, create: bool) -> bool:
-        """Open the directory. Return False if it does not exist and must not be created."""
-        if self.root >= 0:
-            return True
-        if not create and is_missing(self.directory):
-            return False
-        with store_errors(f"open {self.path}"):
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
-            self.root = open_directory(self.path)
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="sq-sync")
+        self._opening = asyncio.Lock()
         self._watcher = Watcher(self.changed.set)
-        return True
+        self._replaced = LateCloser()
+
+    def wake_all(self) -> None:
+        """End all waits."""
+        self.changed.set()
 
     async def aclose(self) -> None:
         """Finish the writes in progress, and close. Other processes may lease from now on."""
+        await self._replaced.aclose()
         while self.topics:
             await self.topics.popitem()[1].finish()
-        if self._watcher is not None:
-            self._watcher.close()
-            self._watcher = None
-        if self.pool is not None:
-            self.pool.shutdown(wait=False)
-            self.pool = None
-        if self.root >= 0:
-            os.close(self.root)
-            self.root = -1
+        self._watcher.close()
+        self.pool.shutdown(wait=False)
+        os.close(self.root)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -120,8 +124,6 @@ class SqStore:
         topic = self.topics.get(name)
         if topic is not None and topic.channel is not None and topic.topic.is_alive():
             return topic
-        if not self.open(create=create):
-            return None
         async with self._opening:
             return await self._open_queue(name, create)
 
@@ -149,9 +151,10 @@ class SqStore:
 
     async def _open_queue(self, name: str, create: bool) -> OpenTopic | None:
         topic = self.topics.get(name)
-        if topic is not None and not topic.topic.is_alive():
-            del self.topics[name]
-            await topic.finish()
+        if topic is not None and not topic.topic.is_alive(now=True):
+            if topic.topic.exists:
+                log_replaced(os.path.join(self.path, name))
+            self.drop(name)
             topic = None
         if topic is None:
             if not self.is_queue(name):
@@ -164,8 +167,13 @@ class SqStore:
             await self._join(topic, create)
         return topic
 
+    def drop(self, name: str) -> None:
+        """Drop a topic that is deleted, or whose directories were removed or replaced."""
+        topic = self.topics.pop(name, None)
+        if topic is not None:
+            self._replaced.add(topic.finish)
+
     async def _open_topic(self, name: str) -> OpenTopic:
-        assert self.pool is not None
         topic = Topic(
             self.root,
             name,
@@ -180,8 +188,7 @@ class SqStore:
             topic.close()
             raise
         opened = self.topics[name] = OpenTopic(topic)
-        if self._watcher is not None:
-            self._watcher.add(topic.side)
+        self._watcher.add(topic.side)
         return opened
 
     async def _join(self, opened: OpenTopic, create: bool) -> None:
@@ -234,10 +241,12 @@ class SqStore:
     async def publish(self, name: str, drafts: Sequence[Draft]) -> list[str]:
         """Append messages to a topic, which is created if it does not exist."""
         topic = self.topics.get(name)
-        if topic is not None and topic.channel is not None:
+        if topic is not None and topic.channel is not None and topic.topic.is_alive():
             try:
                 return await topic.publisher.publish(drafts)
             except TopicDeleted:
                 # It is created again below.
                 pass
-        return await (await self.get_or_create(name)).publisher.publish(drafts)
+        topic = await self.get(name, create=True)
+        assert topic is not None
+        return await topic.publisher.publish(drafts)

@@ -19,9 +19,10 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
 from qworker.clock import Clock
-from qworker.kit.files import find_identity, lock_file, make_directory, write_all, write_new
+from qworker.kit.directory.place import Parts, PlaceCheck
+from qworker.kit.files import lock_file, make_directory, write_all, write_new
 from qworker.kit.linux import boot_id
-from qworker.kit.opening import open_directory, open_regular
+from qworker.kit.opening import open_directory, open_own, open_regular
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import STATE_SIZE, StateFile, encode_state
 from qworker_sq.names import place_of_id
@@ -42,6 +43,9 @@ class Topic:
         segment_size: See `Log`.
         durable: Whether everything is synced before it is acknowledged.
         pool: The threads for syncs.
+
+    Attributes:
+        parts: Its directories and those of our channel, and its state, with their names.
     """
 
     def __init__(
@@ -56,11 +60,11 @@ class Topic:
         # Until the first sync of the infos: the entries of new side files may not be durable.
         self._new_files = True
         self._gate = asyncio.Lock()
+        self.parts = Parts()
+        self._place = PlaceCheck(self.parts.are_in_place)
         try:
-            self.folder = self._keep(open_directory(name, root))
-            self.side = self._keep(make_directory(_SIDE, self.folder))
-            found = os.fstat(self.folder)
-            self._identity = (found.st_dev, found.st_ino)
+            self.folder = self.parts.add(name, root, self._keep(open_directory(name, root)))
+            self.side = self.parts.add(_SIDE, self.folder, self._keep(make_directory(_SIDE, self.folder)))
             self._lock = self._keep(open_regular("lock", self.side, os.O_RDWR | os.O_CREAT))
             self._turn = self._keep(open_regular("turn", self.side, os.O_RDWR | os.O_CREAT))
         except OSError:
@@ -79,14 +83,15 @@ class Topic:
         """Create the missing files of a new topic, and find the write position after a crash."""
         async with self.locked():
             try:
-                self._attach(self._keep(open_regular("state", self.folder)))
+                self._attach()
             except FileNotFoundError:
                 self._create_state()
             self._recover()
             self.infos.file.follow()
 
-    def _attach(self, fd: int) -> None:
-        self.state = StateFile(fd)
+    def _attach(self) -> None:
+        fd = self._keep(open_own("state", self.folder, os.O_RDWR))
+        self.state = StateFile(self.parts.add("state", self.folder, fd))
         self.log = Log(self.folder, self.state, self.clock, self._segment_size)
 
     def _create_state(self) -> None:
@@ -95,7 +100,7 @@ class Topic:
         write = 0 if strays else Log.make_first(self.folder, self.clock, self._segment_size)
         write_new("state", self.folder, encode_state(write, []))
         os.fsync(self._root)
-        self._attach(self._keep(open_regular("state", self.folder)))
+        self._attach()
         if strays:
             self.state.move(0, self.log.recover(0, whole=True))
             os.fsync(self.state.fd)
@@ -132,7 +137,7 @@ class Topic:
 
     def _mark_verified(self) -> None:
         # Not synced: without it, the next process that opens the topic verifies it again.
-        fd = open_regular("boot", self.side, os.O_RDWR | os.O_CREAT)
+        fd = open_own("boot", self.side, os.O_RDWR | os.O_CREAT)
         try:
             os.ftruncate(fd, 0)
             write_all(fd, boot_id().encode(), 0)
@@ -158,13 +163,26 @@ class Topic:
                 self.log.close()
                 self.infos.file.close()
 
-    def is_alive(self) -> bool:
-        """Return whether the directory still is the queue of that name."""
-        return find_identity(self.name, self._root) == self._identity
+    @property
+    def exists(self) -> bool:
+        """False once the directory was removed."""
+        return os.fstat(self.folder).st_nlink > 0
+
+    def is_alive(self, *, now: bool = False) -> bool:
+        """Return whether the directory still is the queue of that name, and has its own directories.
+
+        Args:
+            now: Whether their names are checked now in any case, and not once a second.
+        """
+        return self.exists and not self._place.is_replaced(now=now)
 
     def wake(self) -> None:
         """Wake every process that watches the side directory."""
-        os.close(open_regular("wake", self.side, os.O_WRONLY | os.O_CREAT))
+        try:
+            os.close(open_regular("wake", self.side, os.O_WRONLY | os.O_CREAT))
+        except FileNotFoundError:
+            # The side directory was removed, and with it all watches. The others read the log on a timer, too.
+            pass
 
     # -- one writer at a time ----------------------------------------------------------------------------------------
 

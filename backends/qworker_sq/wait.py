@@ -19,7 +19,7 @@ async def wait_for_work(store: SqStore, queues: Sequence[str], timeout: float) -
     loop = asyncio.get_running_loop()
     give_up = loop.time() + timeout
     earliest = float("inf")
-    while True:
+    while not store.place.is_replaced():
         store.changed.clear()
         due = min([await _seconds_until_work(store, queue) for queue in queues], default=float("inf"))
         earliest = min(earliest, loop.time() + due)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from qworker.kit.files import has_entry, hide_directory, make_empty, remove_whole_tree, try_unlink
+from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
@@ -20,20 +21,13 @@ __all__ = ["count_messages", "delete", "list_queues", "pause", "remove", "requeu
 
 def list_queues(store: VsqsStore) -> list[str]:
     """Return the names of the directories that can be queues, sorted."""
-    if not store.open(create=False):
-        return []
     with store_errors(f"list {store.path}"):
         return sorted(name for name in os.listdir(store.root) if is_queue_name(name) and store.is_queue(name))
 
 
 async def delete(store: VsqsStore, name: str) -> None:
     """Delete a directory with everything in it."""
-    check_queue(name)
-    if not store.open(create=False):
-        return
-    queue = store.queues.pop(name, None)
-    if queue is not None:
-        queue.close()
+    store.drop(check_queue(name))
     if not store.is_queue(name):
         return
     with store_errors(f"delete the queue {name}"):
@@ -47,6 +41,7 @@ async def count_messages(store: VsqsStore, name: str, retention: Mapping[str, st
     queue = store.require(name)
     with store_errors(f"count {name}"):
         listed = await list_states(store, queue)
+        blocked = await queue.records.count(store.options.max_body, queue.directories)
     ready = listed[State.READY]
     oldest = min((info.enqueued_at or Unit.enqueued_at(number) for number, _, info in ready), default=None)
     return QueueStats(
@@ -57,6 +52,7 @@ async def count_messages(store: VsqsStore, name: str, retention: Mapping[str, st
         failed=len(listed[State.FAILED]),
         oldest_age_s=None if oldest is None else max(0.0, store.clock.time() - oldest),
         paused=queue.is_paused(),
+        blocked=blocked,
         retention=retention,
     )
 
@@ -75,7 +71,7 @@ async def resume(store: VsqsStore, name: str) -> None:
     with store_errors(f"resume {name}"):
         try_unlink("down", queue.side)
         await store.sync(queue, [])
-    store.wake()
+    store.wake_all()
 
 
 async def requeue(store: VsqsStore, name: str, selection: Selection) -> int:
@@ -89,7 +85,7 @@ async def requeue(store: VsqsStore, name: str, selection: Selection) -> int:
         count = len(files)
         if count:
             await store.sync(queue, files)
-    store.wake()
+    store.wake_all()
     return count
 
 
@@ -149,6 +145,6 @@ def _requeue(queue: QueueDirectory, failed: Iterable[tuple[State, ListedMessage]
             continue
         before = queue.read_info(number)
         files.append(queue.write_info(number, MessageInfo(enqueued_at=before.enqueued_at, origin=before.origin)))
-        os.rename(str(number), str(number), src_dir_fd=queue.fail, dst_dir_fd=queue.fd)
+        rename_file(str(number), str(number), queue.fail, queue.fd)
         queue.window.add(str(number))
     return files

@@ -9,6 +9,8 @@ from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
+from qworker.kit.directory.opener import Opener
+from qworker.kit.directory.retention import PRUNING
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
 from qworker.kit.max_body import check_bodies
@@ -50,33 +52,38 @@ class VsqsBackend(Backend):
         self._clock = clock
         self.max_body = options.max_body
         self.directory = url.directory
-        self._store = VsqsStore(self.directory, options, clock)
-        self._publisher = VsqsPublisher(self._store)
+        self._options = options
+        self._stores = Opener(url.directory, self._make_store)
         self._leases = VsqsLeases(options.unit, options.max_body)
-        self.history = directory_history(url, self._store.path, default=False, clock=clock)
+        self.history = directory_history(url, str(self.directory), default=False, clock=clock)
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """Create an instance for `vsqs:///dir`, with the options of `VsqsOptions`."""
         return cls(url, VsqsOptions.from_url(url), clock)
 
+    def _make_store(self) -> VsqsStore:
+        store = VsqsStore(self._url.directory, self._options, self._clock)
+        self._publisher = VsqsPublisher(store)
+        return store
+
     async def open(self) -> None:
         """Open the directory, which is created if it does not exist."""
-        self._store.open(create=True)
+        self._stores.open()
 
     async def aclose(self) -> None:
         """Close the store. Leases last until they expire."""
         await self.history.aclose()
-        await self._store.aclose()
+        await self._stores.aclose()
 
     def describe(self) -> str:
         """Return the URL."""
-        return self._url.at(self._store.path)
+        return self._url.at(str(self.directory))
 
     @property
     def durability(self) -> str:
         """`disk`; `process` with `?sync=off`, and on a file system without barriers or a journal that keeps renames."""
-        return durability_at(self._store.path, sync=self._store.options.durable)
+        return durability_at(str(self.directory), sync=self._options.durable)
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -87,34 +94,33 @@ class VsqsBackend(Backend):
         check_bodies(drafts, self.max_body)
         if not drafts:
             return []
-        directory = self._store.get_or_create(queue)
         with store_errors(f"publish to {queue}"):
-            ids = await self._publisher.publish(directory, drafts)
-        self._store.wake()
-        return ids
+            return await self._stores.call(lambda _: self._publisher.publish(queue, drafts))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lease the oldest ready messages."""
         await wait_for_ready(self, queue, limit, timeout)
-        directory = self._store.get(queue)
-        if directory is None or directory.is_paused():
-            return []
+        store = self._stores.open()
         with store_errors(f"lease from {queue}"):
-            await reap_expired(self._store, directory)
-            return self._leases.claim(directory, limit, visibility, self._clock.time())
+            directory = store.get(queue)
+            if directory is None or directory.is_paused():
+                return []
+            await reap_expired(store, directory)
+            return await self._leases.lease(directory, limit, visibility, self._clock.time())
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a message, for the end of a lease, or for a delay to be over."""
-        await wait_for_work(self._store, queues, timeout)
+        await wait_for_work(self._stores.open(), queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Extend leases and return the lost ones."""
         now = self._clock.time()
+        store = self._stores.store
         lost: list[Lease] = []
         for lease in leases:
-            directory = self._store.queues.get(lease.message.queue)
+            directory = None if store is None else store.queues.get(lease.message.queue)
             with store_errors(f"extend leases of {lease.message.queue}"):
                 if directory is None or not self._leases.extend(directory, lease, now, visibility):
                     lost.append(lease)
@@ -122,72 +128,80 @@ class VsqsBackend(Backend):
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases and return the refused settlements."""
+        store = self._stores.open()
 
         async def settle_in(queue: str, some: Sequence[Settlement]) -> list[Settlement]:
-            directory = self._store.get(queue)
-            return list(some) if directory is None else await settle_in_queue(self._store, directory, some)
+            with store_errors(f"open the queue {queue}"):
+                directory = store.get(queue)
+            return list(some) if directory is None else await settle_in_queue(store, directory, some)
 
         return await settle_by_queue(settlements, settle_in)
 
     async def reap(self, queue: str) -> int:
         """Make expired messages ready with tries + 1, and due messages with the same tries."""
-        directory = self._store.get(queue)
-        if directory is None:
-            return 0
+        store = self._stores.open()
         with store_errors(f"reap {queue}"):
-            count = await reap_expired(self._store, directory)
+            directory = store.get(queue)
+            if directory is None:
+                return 0
+            count = await reap_expired(store, directory)
+            await directory.records.clean_up(directory.directories, every=PRUNING)
         if count:
-            self._store.wake()
+            store.wake_all()
         return count
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
     async def queues(self) -> list[str]:
         """Return the names of the directories that can be queues."""
-        return admin.list_queues(self._store)
+        store = self._stores.open_existing()
+        return [] if store is None else admin.list_queues(store)
 
     async def create(self, queue: str) -> None:
         """Create the directory of a queue."""
-        self._store.get_or_create(queue)
+        with store_errors(f"create {queue}"):
+            self._stores.open().get_or_create(queue)
 
     async def delete(self, queue: str) -> None:
         """Delete the directory of a queue."""
-        await admin.delete(self._store, queue)
+        store = self._stores.open_existing()
+        if store is not None:
+            await admin.delete(store, check_queue(queue))
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue by listing it."""
-        return await admin.count_messages(self._store, queue, self.history.retention)
+        return await admin.count_messages(self._stores.require(queue), queue, self.history.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause a queue for qworker's workers. The protocol has no pause that other programs would obey."""
-        await admin.pause(self._store, queue)
+        await admin.pause(self._stores.require(queue), queue)
 
     async def resume(self, queue: str) -> None:
         """Resume a queue."""
-        await admin.resume(self._store, queue)
+        await admin.resume(self._stores.require(queue), queue)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages of a state, page by page."""
-        return browse.browse(self._store, queue, query)
+        return browse.browse(self._stores.require(queue), queue, query)
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide the messages by their ids."""
-        self._store.require(queue)
+        self._stores.require(queue).require(queue)
         return make_shares(count)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Return messages by their ids."""
-        return await browse.find(self._store, queue, ids)
+        return await browse.find(self._stores.require(queue), queue, ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again."""
-        return await admin.requeue(self._store, queue, selection)
+        return await admin.requeue(self._stores.require(queue), queue, selection)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
-        return await admin.remove(self._store, queue, selection)
+        return await admin.remove(self._stores.require(queue), queue, selection)
 
     # -- what the contract does not have (qworker/backend/offers.py) ---------------------------------------------------
 

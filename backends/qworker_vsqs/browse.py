@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 
+from qworker.kit.body_slices import leave_unread
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
 from qworker.kit.files import list_names
 from qworker.kit.find import find_each, stamp
@@ -146,11 +147,12 @@ def _read(queue: QueueDirectory, unit: Unit, state: State, listed: ListedMessage
     if body is None:
         return None
     at = None if expiry is None else unit.seconds(expiry)
-    return StoredMessage(
-        message=make_message(queue, number, body, info),
+    stored = StoredMessage(
+        message=make_message(queue, number, body if isinstance(body, bytes) else b"", info),
         state=state,
         due_at=at if state is State.DELAYED else None,
         expires_at=at if state is State.LEASED else None,
         finished_at=info.failed_at if state is State.FAILED else None,
         error=info.error,
     )
+    return leave_unread(stored, body)

@@ -6,9 +6,12 @@ import itertools
 import os
 import secrets
 
+import msgspec
 import structlog
 
+from qworker.kit.body_slices import OwnDescriptor, read_in_slices
 from qworker.kit.directory.blocked import is_about_one_file
+from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import NOT_A_FILE
 from qworker.message import Lease, Message
 from qworker_vsqs.names import Unit, leased_name
@@ -26,11 +29,13 @@ class VsqsLease(Lease, kw_only=True, eq=False):
         number: The message's id.
         expiry: The expiry, in the queue's unit.
         is_unsynced: Whether the lease was ended, but the sync failed. A repetition makes it durable.
+        unread: The file of a large body, until the body is read.
     """
 
     number: int
     expiry: int
     is_unsynced: bool = False
+    unread: OwnDescriptor | None = None
 
 
 def make_message(queue: QueueDirectory, number: int, body: bytes, info: MessageInfo) -> Message:
@@ -65,9 +70,28 @@ class VsqsLeases:
         spread = self._unit.spread
         return (self._unit.ticks(at) // spread + 1) * spread + next(self._sequence) % spread
 
-    def claim(self, queue: QueueDirectory, limit: int, visibility: float, now: float) -> list[Lease]:
-        """Lease up to `limit` messages of the window, the oldest first."""
-        leases: list[Lease] = []
+    async def lease(self, queue: QueueDirectory, limit: int, visibility: float, now: float) -> list[Lease]:
+        """Lease up to `limit` messages of the window, the oldest first. A cancelled call holds none of them."""
+        leases = self._claim(queue, limit, visibility, now)
+        last = leases[-1] if leases else None
+        try:
+            if last is not None and last.unread is not None:
+                last.message = msgspec.structs.replace(last.message, body=await read_in_slices(last.unread))
+                last.unread = None
+        except BaseException as error:
+            for lease in leases:
+                if queue.try_rename(leased_name(lease.number, lease.expiry), str(lease.number)):
+                    queue.window.add(str(lease.number))
+            if not isinstance(error, OSError) or not is_about_one_file(error, queue.side):
+                raise
+            assert last is not None
+            queue.blocked.add(str(last.number), error)
+            return []
+        return list(leases)
+
+    def _claim(self, queue: QueueDirectory, limit: int, visibility: float, now: float) -> list[VsqsLease]:
+        """Lease messages up to one with a large body: the caller extends these leases before it gets more."""
+        leases: list[VsqsLease] = []
         blocked = queue.blocked
         queue.retry_blocked()
         while len(leases) < limit and (number := queue.window.take()) is not None:
@@ -86,6 +110,8 @@ class VsqsLeases:
             blocked.forget(name)
             if lease is not None:
                 leases.append(lease)
+                if lease.unread is not None:
+                    break
         return leases
 
     def _claim_one(self, queue: QueueDirectory, number: int, now: float, visibility: float) -> VsqsLease | None:
@@ -107,7 +133,8 @@ class VsqsLeases:
         info = queue.read_info(number)
         self._token = max(self._token + 1, int(now * 1_000_000))
         return VsqsLease(
-            message=make_message(queue, number, body, info),
+            message=make_message(queue, number, body if isinstance(body, bytes) else b"", info),
+            unread=None if isinstance(body, bytes) else body,
             token=self._token,
             expires_at=self._unit.seconds(expiry),
             number=number,
@@ -131,7 +158,7 @@ class VsqsLeases:
         """Keep a link, a directory or a device with a message's name as failed. It is never opened."""
         _log.error("not_a_regular_file", queue=queue.name, id=str(number))
         os.close(queue.write_info(number, MessageInfo(error="not a regular file", failed_at=now)))
-        os.rename(name, str(number), src_dir_fd=queue.fd, dst_dir_fd=queue.fail)
+        rename_file(name, str(number), queue.fd, queue.fail)
 
     def extend(self, queue: QueueDirectory, lease: Lease, now: float, visibility: float) -> bool:
         """Extend a lease; return False if it is lost."""

@@ -41,13 +41,27 @@ class VsqsPublisher:
         self._timeout = store.options.publish_timeout
         self._listings: dict[int, asyncio.Future[list[str]]] = {}
 
-    async def publish(self, queue: QueueDirectory, drafts: Sequence[Draft]) -> list[str]:
-        """Store messages. A message from another store that is stored here already is not stored twice.
+    async def publish(self, name: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages in a queue, which is created if it does not exist.
+
+        A message from another store that is stored here already is not stored twice.
 
         Raises:
             QueueFull: There was no room within the timeout. The messages that had room are stored.
             PublishUncertain: A sync failed.
         """
+        queue = self._store.get_or_create(name)
+        try:
+            ids = await self._publish_new(queue, drafts)
+        except FileNotFoundError:
+            if queue.is_alive(now=True):
+                raise
+            # It was removed in the meantime, and is created again. The messages in the old one are lost with it.
+            ids = await self._publish_new(self._store.get_or_create(name), drafts)
+        self._store.wake_all()
+        return ids
+
+    async def _publish_new(self, queue: QueueDirectory, drafts: Sequence[Draft]) -> list[str]:
         if all(draft.original_id is None for draft in drafts):
             return await self._publish(queue, drafts)
         origins = await queue.original_ids()

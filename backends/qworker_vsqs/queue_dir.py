@@ -23,7 +23,9 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from qworker.clock import Clock
-from qworker.kit.directory.blocked import BlockedFiles
+from qworker.kit.body_slices import OwnDescriptor, read_body
+from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords
+from qworker.kit.directory.place import Parts, PlaceCheck
 from qworker.kit.files import (
     LONG_TEXT,
     find_identity,
@@ -31,12 +33,12 @@ from qworker.kit.files import (
     list_names,
     lock_file,
     make_directory,
-    read_all,
     read_file,
     try_unlink,
     write_all,
 )
 from qworker.kit.opening import create_file, open_directory, open_file, open_regular
+from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import NOT_A_FILE
 from qworker_vsqs.names import leased_name, parse
 from qworker_vsqs.window import IdWindow
@@ -84,7 +86,6 @@ class QueueDirectory:
 
     def __init__(self, root: int, name: str, clock: Clock) -> None:
         self.name = name
-        self.blocked = BlockedFiles(name, ".", clock)
         self.window = IdWindow()
         self.refreshing = asyncio.Lock()
         self.last_id = 0
@@ -98,9 +99,13 @@ class QueueDirectory:
             self.fd = self._keep(open_directory(name, root))
             found = os.fstat(self.fd)
             self._identity = (found.st_dev, found.st_ino)
-            self.side = self._keep(make_directory(".qworker", self.fd))
-            self.infos = self._keep(make_directory("notes", self.side))
-            self.fail = self._keep(make_directory("fail", self.side))
+            parts = Parts()
+            self.side = parts.add(".qworker", self.fd, self._keep(make_directory(".qworker", self.fd)))
+            self.infos = parts.add("notes", self.side, self._keep(make_directory("notes", self.side)))
+            self.fail = parts.add("fail", self.side, self._keep(make_directory("fail", self.side)))
+            self._parts = PlaceCheck(parts.are_in_place)
+            self.records = BlockedRecords(self.side)
+            self.blocked = BlockedFiles(name, ".", clock, self.records)
             self._lock = self._keep(open_regular("lock", self.side, os.O_RDWR | os.O_CREAT))
         except OSError:
             self.close()
@@ -121,6 +126,15 @@ class QueueDirectory:
             os.close(fd)
         self._descriptors.clear()
 
+    @property
+    def directories(self) -> dict[str, int]:
+        """The descriptors of the directories of messages that wait, by their names in the records of blocked files."""
+        return {".": self.fd}
+
+    async def aclose(self) -> None:
+        """Close the descriptors, for a `LateCloser`."""
+        self.close()
+
     def touched(self, *, has_info: bool) -> tuple[int, ...]:
         """Return the directories that a change of state touches, and whose sync makes it durable."""
         if not has_info:
@@ -128,9 +142,18 @@ class QueueDirectory:
         new, self._new = self._new, False
         return (self.fd, self.infos, self.fail, self.side) if new else (self.fd, self.infos, self.fail)
 
-    def is_alive(self) -> bool:
-        """Return whether the directory still is the queue of that name."""
-        return bool(self._descriptors) and find_identity(self.name, self._root) == self._identity
+    @property
+    def exists(self) -> bool:
+        """False once the directory was removed."""
+        return os.fstat(self.fd).st_nlink > 0
+
+    def is_alive(self, *, now: bool = False) -> bool:
+        """Return whether the directory still is the queue of that name, and has its own directories.
+
+        Args:
+            now: Whether its own directories are checked now in any case, and not once a second.
+        """
+        return find_identity(self.name, self._root) == self._identity and not self._parts.is_replaced(now=now)
 
     def is_paused(self) -> bool:
         """Return whether the queue is paused."""
@@ -151,13 +174,13 @@ class QueueDirectory:
     def try_rename(self, old: str, new: str) -> bool:
         """Rename within the queue; return False if another process was faster."""
         try:
-            os.rename(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            rename_file(old, new, self.fd, self.fd)
         except FileNotFoundError:
             return False
         return True
 
-    def read(self, name: str, directory: int | None = None) -> bytes | None:
-        """Return a message's body; None if it is gone.
+    def read(self, name: str, directory: int | None = None) -> bytes | OwnDescriptor | None:
+        """Return a message's body; None if it is gone. A large body is left for `read_in_slices`.
 
         Raises:
             OSError: The file is not a regular file (its number is in `NOT_A_FILE`), or cannot be read.
@@ -167,7 +190,7 @@ class QueueDirectory:
         except FileNotFoundError:
             return None
         try:
-            return read_all(fd, found.st_size)
+            return read_body(fd, found.st_size)
         finally:
             os.close(fd)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.kit.files import has_entry, try_unlink
+from qworker.kit.planted import rename_file
 from qworker.kit.settle import Unstored
 from qworker.kit.store_errors import store_errors
 from qworker.message import SettleAction, Settlement
@@ -43,7 +44,7 @@ async def settle_in_queue(
         raise
     finally:
         if any(settlement.action is not SettleAction.ACK for settlement in settlements):
-            store.wake()
+            store.wake_all()
     return refused
 
 
@@ -158,7 +159,7 @@ def _fail(queue: QueueDirectory, number: int, expiry: int, error: str | None, no
     before = queue.read_info(number)
     fd = queue.write_info(number, msgspec.structs.replace(before, error=error, failed_at=now, due=None))
     try:
-        os.rename(name, str(number), src_dir_fd=queue.fd, dst_dir_fd=queue.fail)
+        rename_file(name, str(number), queue.fd, queue.fail)
     except FileNotFoundError:
         os.close(queue.write_info(number, before))
         os.close(fd)

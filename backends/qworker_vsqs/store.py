@@ -1,4 +1,4 @@
-"""The queues of a directory, opened when they are first needed, and again when another process has deleted them."""
+"""An open directory and its queues, which are opened when they are first needed, and again after they were replaced."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import InvalidName
-from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.directory.closing import LateCloser, log_replaced
+from qworker.kit.directory.missing import queue_not_found
+from qworker.kit.directory.place import Place
+from qworker.kit.directory.root import open_root
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import files_at_once, raise_file_limit
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Watcher, ignore
-from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import store_errors
 from qworker.names import check_queue
 from qworker_vsqs.options import VsqsOptions
@@ -28,60 +30,52 @@ _POLL_INTERVAL = 0.05
 
 
 class VsqsStore:
-    """The open queues of one backend instance, and the calls that wait for a change in them.
+    """The open directory of one backend instance, its open queues, and the calls that wait for a change in them.
+
+    Args:
+        directory: Its path. It is created if it does not exist.
+        options: The options of the URL.
+        clock: The store's clock.
 
     Attributes:
         queues: The queues that were opened, by name. Another process may have deleted one.
         group_commit: Syncs what was written. None: nothing is synced.
         batch: How many messages one publish may have open at once.
+
+    Raises:
+        OSError: It cannot be opened.
     """
+
+    # Whether leases end by the descriptors: they end by the names of their files.
+    has_leases = False
 
     def __init__(self, directory: Path, options: VsqsOptions, clock: Clock) -> None:
         self.directory = directory
         self.path = str(directory)
         self.options = options
         self.clock = clock
-        self.root = -1
+        self.root = open_root(self.path, 0o700)
+        self.place = Place(self.path, self.root)
         self.queues: dict[str, QueueDirectory] = {}
-        self.group_commit: GroupCommit | None = None
-        self.batch = 1
-        self._system: FileSystem
-        self._watcher: Watcher | None = None
-        self._waiters: set[asyncio.Future[None]] = set()
-
-    def open(self, *, create: bool) -> bool:
-        """Open the directory. Return False if it does not exist and must not be created."""
-        if self.root >= 0:
-            return True
-        if not create and is_missing(self.directory):
-            return False
-        with store_errors(f"open {self.path}"):
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
-            self.root = open_directory(self.path)
-            self._system = FileSystem(self.root)
-            if self.options.durable:
-                self.group_commit = GroupCommit(self.root, self._system)
+        self._system = FileSystem(self.root)
+        self.group_commit = GroupCommit(self.root, self._system) if options.durable else None
         raise_file_limit()
         self.batch = files_at_once()
-        self._watcher = Watcher(self.wake)
-        return True
+        self._watcher = Watcher(self.wake_all)
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._replaced = LateCloser()
 
     async def aclose(self) -> None:
         """Close everything. Leases last until they expire."""
-        if self.root < 0:
-            return
         if self.group_commit is not None:
             await self.group_commit.aclose()
-            self.group_commit = None
-        if self._watcher is not None:
-            self._watcher.close()
-            self._watcher = None
+        self._watcher.close()
+        await self._replaced.aclose()
         for queue in self.queues.values():
             queue.close()
         self.queues.clear()
         os.close(self.root)
-        self.root = -1
-        self.wake()
+        self.wake_all()
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -99,18 +93,22 @@ class VsqsStore:
         if queue is not None:
             if queue.is_alive():
                 return queue
-            del self.queues[name]
-            queue.close()
-        if not self.open(create=create):
-            return None
-        with store_errors(f"open the queue {name}"):
-            if not self.is_queue(name):
-                if not create:
-                    return None
-                self._create(name)
-            queue = self.queues[name] = QueueDirectory(self.root, name, self.clock)
+            if queue.exists:
+                log_replaced(os.path.join(self.path, name))
+            self.drop(name)
+        if not self.is_queue(name):
+            if not create:
+                return None
+            self._create(name)
+        queue = self.queues[name] = QueueDirectory(self.root, name, self.clock)
         self._watch(queue)
         return queue
+
+    def drop(self, name: str) -> None:
+        """Drop a queue that is deleted, or whose directories were removed or replaced."""
+        queue = self.queues.pop(name, None)
+        if queue is not None:
+            self._replaced.add(queue.aclose)
 
     def get_or_create(self, name: str) -> QueueDirectory:
         """Return a queue, which is created if it does not exist."""
@@ -125,7 +123,8 @@ class VsqsStore:
             QueueNotFound: It does not exist.
         """
         try:
-            queue = self.get(name)
+            with store_errors(f"open the queue {name}"):
+                queue = self.get(name)
         except InvalidName:
             queue = None
         if queue is None:
@@ -139,17 +138,16 @@ class VsqsStore:
                 os.fsync(self.root)
 
     def _watch(self, queue: QueueDirectory) -> None:
-        if self._watcher is not None and self._watcher.watch(queue.fd, queue.window.on_arrival, ignore) >= 0:
+        if self._watcher.watch(queue.fd, queue.window.on_arrival, ignore) >= 0:
             queue.window.is_watched = self._system.is_local
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def read_events(self) -> None:
         """Apply the changes that have happened in the directories so far."""
-        if self._watcher is not None:
-            self._watcher.drain()
+        self._watcher.drain()
 
-    def wake(self) -> None:
+    def wake_all(self) -> None:
         """End every call of `wait_for_change`."""
         for waiter in self._waiters:
             if not waiter.done():

@@ -16,7 +16,7 @@ async def wait_for_work(store: VsqsStore, queues: Sequence[str], timeout: float)
     """Wait for a message, for the end of a lease, or for a delay to be over."""
     loop = asyncio.get_running_loop()
     give_up = loop.time() + timeout
-    while True:
+    while not store.place.is_replaced():
         soonest = min([await _seconds_until_work(store, queue) for queue in queues], default=float("inf"))
         give_up = min(give_up, loop.time() + soonest)
         left = give_up - loop.time()

@@ -2,7 +2,8 @@
 
 `doctor` adds checks to `qworker doctor`. `describe_file_system` names the file system of a directory in the first line
 of `qworker run`. `open_scan` is the protocol's own source of messages for `qworker scan`.
-`follower` reads a store that is a log, for Spark's streams. Import modules that only such a method needs inside it.
+`follower` reads a store that is a log, for Spark's streams. `count_too_large` counts the messages that a store delays
+because of their size. Import modules that only such a method needs inside it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ __all__ = [
     "OffersFileSystem",
     "OffersFollower",
     "OffersScan",
+    "OffersTooLarge",
+    "count_too_large_in",
     "doctor_of",
     "file_system_of",
     "follower_of",
@@ -111,6 +114,20 @@ class OffersFollower(Protocol):
     def follower(self, url: BackendURL, queue: str) -> Follower:
         """Create a follower of one queue's log, without touching the store."""
         ...
+
+
+@runtime_checkable
+class OffersTooLarge(Protocol):
+    """A backend that delays messages which are larger than `max_body`. `QueueStats.blocked` does not count them."""
+
+    async def count_too_large(self, queue: str) -> int:
+        """Return how many messages are delayed because they are larger than `max_body`."""
+        ...
+
+
+async def count_too_large_in(backend: object, queue: str) -> int:
+    """Return how many messages of a queue a backend delays because they are larger than `max_body`."""
+    return await backend.count_too_large(queue) if isinstance(backend, OffersTooLarge) else 0
 
 
 def doctor_of(scheme: str) -> OffersDoctor | None:

@@ -111,7 +111,9 @@ def _sampled(queues: Sequence[QueueStats]) -> Iterator[Metric]:
     )
     paused = GaugeMetricFamily("qworker_queue_paused", "1 if the queue is paused, else 0.", labels=_QUEUE)
     blocked = GaugeMetricFamily(
-        "qworker_queue_blocked", "Messages whose files cannot be opened, read or moved.", labels=_QUEUE
+        "qworker_queue_blocked",
+        "Messages whose files cannot be opened, read or moved, or are larger than max_body.",
+        labels=_QUEUE,
     )
     for stats in queues:
         labels = _on(stats.queue)

@@ -23,7 +23,7 @@ from collections.abc import Collection, Sequence
 from qworker.clock import Clock
 from qworker.kit.files import find_identity, make_directory, write_all, write_new
 from qworker.kit.linux import boot_id
-from qworker.kit.opening import open_directory, open_regular
+from qworker.kit.opening import open_directory, open_own, open_regular
 from qworker.kit.segments.format import segment_name, split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import StateFile, encode_state
@@ -76,14 +76,14 @@ class Writer:
     def _open(self, clock: Clock, new: bool) -> None:
         folder = self._folder = self._keep_open(open_directory(self.name, self._root))
         side = self._keep_open(make_directory(_SIDE, folder))
-        sign = self._keep_open(open_regular(_WRITER, side, os.O_RDWR | os.O_CREAT))
+        sign = self._keep_open(open_own(_WRITER, side, os.O_RDWR | os.O_CREAT))
         self._write_liveness(sign, new)
         self._lock = self._keep_open(open_regular("lock", side, os.O_RDWR | os.O_CREAT))
         if new:
             first = Log.make_first(folder, clock, _SEGMENT, durable=False)
             # Last: without this file, a directory is not a topic.
             write_new(_STATE, folder, encode_state(first, []), durable=False)
-        self._state = StateFile(self._keep_open(open_regular(_STATE, folder)))
+        self._state = StateFile(self._keep_open(open_own(_STATE, folder, os.O_RDWR)))
         self._log = Log(folder, self._state, clock, _SEGMENT, durable=False)
         if not new:
             self._truncate_tail()

@@ -46,7 +46,7 @@ async def prune(root: int, age: float, size: int, now: float) -> int:
     Other processes may do the same at the same time.
 
     Raises:
-        OSError: Something cannot be read or removed.
+        OSError: Something cannot be read or removed. All other segments are removed.
     """
     segments: list[_Segment] = []
     for name in os.listdir(root):
@@ -58,13 +58,22 @@ async def prune(root: int, age: float, size: int, now: float) -> int:
     segments.sort(key=lambda one: one.at)
     total = sum(one.size for one in segments)
     count = 0
+    failed: OSError | None = None
     for one in segments:
         if one.at >= now - age and total <= size:
             break
-        if not one.in_use and _remove_segment(root, one):
-            count += 1
-            total -= one.size
-            await asyncio.sleep(0)
+        try:
+            if one.in_use or not _remove_segment(root, one):
+                continue
+        except OSError as error:
+            # An immutable file, for example: it keeps no other segment.
+            failed = failed or error
+            continue
+        count += 1
+        total -= one.size
+        await asyncio.sleep(0)
+    if failed is not None:
+        raise failed
     for log in {one.log for one in segments if not one.in_use}:
         _remove_if_empty(root, log)
     return count

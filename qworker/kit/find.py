@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
+from qworker.kit.body_slices import finish_reading
 from qworker.message import StoredMessage
 
 __all__ = ["find_each", "stamp"]
@@ -51,7 +52,7 @@ async def find_each(
     for _ in range(_LOOKS if wanted else 0):
         before = changed()
         async for stored in look(frozenset(wanted) - found.keys()):
-            found[stored.message.id] = stored
+            found[stored.message.id] = await finish_reading(stored)
         if len(found) == len(wanted) or (before is not None and before == changed()):
             break
     return [found[message_id] for message_id in wanted if message_id in found]

@@ -13,6 +13,7 @@ from zlib import crc32
 import msgspec
 
 from qworker.errors import UsageError
+from qworker.kit.body_slices import finish_reading
 from qworker.message import StoredMessage
 from qworker.names import printable
 
@@ -68,13 +69,13 @@ def make_shares(count: int) -> list[str]:
 
 
 async def in_pages(found: Iterable[StoredMessage | None]) -> AsyncIterator[list[StoredMessage]]:
-    """Yield lists of bounded size. Messages that are gone (None) are left out."""
+    """Yield lists of bounded size. Messages that are gone (None) are left out, and unread bodies are read."""
     page: list[StoredMessage] = []
     size = 0
     for count, stored in enumerate(found):
         if stored is not None:
-            page.append(stored)
-            size += len(stored.message.body)
+            page.append(await finish_reading(stored))
+            size += len(page[-1].message.body)
         if len(page) >= PAGE_MESSAGES or size >= PAGE_BYTES:
             yield page
             page, size = [], 0

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
+from qworker import log_events as events
+from qworker.backend.offers import count_too_large_in
 from qworker.errors import QueueNotFound
 from qworker.message import Lease
 from qworker.worker.outage import BACKEND_ERRORS
@@ -36,6 +38,7 @@ class Feeder:
         self._held = state.held
         self._capacity = state.capacity
         self._events = state.events
+        self._log = state.log
         self._outage = state.outage("feeder")
         self._clock = state.clock
         # An expiry counts from before the wait that ends in a lease, so the wait must be short in comparison.
@@ -78,6 +81,7 @@ class Feeder:
                 elif self._burst and not self._held:
                     empty_looks = empty_looks + 1 if await self._is_drained() else 0
                     if empty_looks >= 2:
+                        await self._report_blocked()
                         return
                 if not self._failing:
                     self._outage.record_success()
@@ -178,9 +182,21 @@ class Feeder:
             except QueueNotFound:
                 # The queue was deleted while the worker ran.
                 continue
-            if stats.leased or (stats.ready and not stats.paused):
+            # Nothing was leased before this, so the blocked ones are still blocked.
+            if stats.leased + stats.ready > stats.blocked and (stats.leased or not stats.paused):
                 return False
         return True
+
+    async def _report_blocked(self) -> None:
+        """Report the messages that a burst leaves because no worker can lease them."""
+        for queue in tuple(self._queues):
+            try:
+                blocked = (await self._backend.stats(queue)).blocked + await count_too_large_in(self._backend, queue)
+            except QueueNotFound:
+                continue
+            if blocked:
+                reason = "they cannot be read or are larger than max_body: see `qworker doctor URL`"
+                self._log.warning(events.MESSAGES_LEFT, queue=queue, blocked=blocked, reason=reason)
 
     async def _pause(self, seconds: float) -> None:
         await self._interruptible(asyncio.sleep(seconds))

@@ -21,7 +21,15 @@ from tests.support.waiting import let_pass
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
-SCHEMES = ["file", "fsq"]
+# The directory of the queue `q`, and two directories without which it cannot work, of each scheme.
+LAYOUTS = {
+    "file": ("q", "q/queue", "q/fail"),
+    "fsq": ("q", "q/queue", "q/fail"),
+    "vsqs": ("q", "q/.qworker", "q/.qworker/fail"),
+    "mq": ("queues/q", ".qworker/due/q", ".qworker/lease"),
+    "sq": ("q", "q/.qworker", "q/.qworker/channels"),
+}
+SCHEMES = list(LAYOUTS)
 # Seconds within which a worker finds the directory, with patience for a busy machine.
 PATIENCE = 30.0
 
@@ -54,57 +62,61 @@ async def publish_elsewhere(backend: Backend, body: bytes) -> None:
     await other.aclose()
 
 
-def remove_root(spool: Path) -> None:
+def remove_root(backend: Backend, spool: Path) -> None:
     shutil.rmtree(spool)
 
 
-def remove_queue(spool: Path) -> None:
-    shutil.rmtree(spool / "q")
+def remove_queue(backend: Backend, spool: Path) -> None:
+    shutil.rmtree(spool / layout(backend)[0])
 
 
-def remove_part(spool: Path) -> None:
-    shutil.rmtree(spool / "q" / "queue")
+def remove_part(backend: Backend, spool: Path) -> None:
+    shutil.rmtree(spool / layout(backend)[1])
 
 
-def remove_another_part(spool: Path) -> None:
-    shutil.rmtree(spool / "q" / "fail")
+def remove_another_part(backend: Backend, spool: Path) -> None:
+    shutil.rmtree(spool / layout(backend)[2])
 
 
-def move_root(spool: Path) -> None:
+def move_root(backend: Backend, spool: Path) -> None:
     spool.rename(spool.with_name("spool-old"))
 
 
-def move_queue(spool: Path) -> None:
-    (spool / "q").rename(spool / "q-old")
+def move_queue(backend: Backend, spool: Path) -> None:
+    queue = spool / layout(backend)[0]
+    queue.rename(queue.with_name("q-old"))
 
 
+def layout(backend: Backend) -> tuple[str, str, str]:
+    return LAYOUTS[backend.describe().partition(":")[0]]
+
+
+Replace = Callable[[Backend, Path], None]
 REPLACEMENTS = [remove_root, remove_queue, remove_part, remove_another_part, move_root, move_queue]
 
 
 @pytest.mark.parametrize("replace", REPLACEMENTS)
 async def test_a_waiting_worker_finds_the_directory_that_a_new_publisher_makes(
-    backend: Backend, spool: Path, replace: Callable[[Path], None]
+    backend: Backend, spool: Path, replace: Replace
 ) -> None:
     await backend.publish("q", [Draft(body=b"before")])
     assert await lease_soon(backend) == [b"before"]
     waiting = asyncio.create_task(lease_soon(backend))
-    replace(spool)
+    replace(backend, spool)
     await publish_elsewhere(backend, b"after")
     assert await waiting == [b"after"]
 
 
 @pytest.mark.parametrize("replace", REPLACEMENTS)
-async def test_a_running_publisher_makes_the_directory_again(
-    backend: Backend, spool: Path, replace: Callable[[Path], None]
-) -> None:
+async def test_a_running_publisher_makes_the_directory_again(backend: Backend, spool: Path, replace: Replace) -> None:
     await backend.publish("q", [Draft(body=b"before")])
     await lease_soon(backend)
-    replace(spool)
+    replace(backend, spool)
     # A directory that was moved away is noticed within a second; a removed one at once.
     moved = replace in {move_root, move_queue}
     async with asyncio.timeout(PATIENCE):
         await backend.publish("q", [Draft(body=b"after")])
-        while moved and not (spool / "q").exists():
+        while moved and not (spool / layout(backend)[0]).exists():
             await backend.publish("q", [Draft(body=b"after")])
     assert b"after" in await lease_soon(backend)
     other = open_backend(backend.describe().partition("?")[0] + "?sync=off")
@@ -115,7 +127,7 @@ async def test_a_running_publisher_makes_the_directory_again(
 async def test_a_replaced_directory_is_reported_once(backend: Backend, spool: Path) -> None:
     await backend.publish("q", [Draft(body=b"x")])
     with structlog.testing.capture_logs() as lines:
-        move_root(spool)
+        move_root(backend, spool)
         async with asyncio.timeout(PATIENCE):
             while not spool.exists():
                 await backend.publish("q", [Draft(body=b"x")])
@@ -129,7 +141,7 @@ async def test_a_lease_of_a_moved_queue_ends_where_the_queue_is_now(spool: Path)
     await backend.create("q")
     await backend.publish("q", [Draft(body=b"x")])
     leases: list[Lease] = await backend.lease("q", 1, 60.0)
-    move_queue(spool)
+    move_queue(backend, spool)
     await publish_elsewhere(backend, b"new")
     await lease_soon(backend)
     assert backend.extend(leases, 60.0) == []
@@ -146,7 +158,7 @@ async def test_a_lease_of_a_moved_queue_ends_where_the_queue_is_now(spool: Path)
 async def test_a_lease_in_a_removed_directory_is_lost(backend: Backend, spool: Path) -> None:
     await backend.publish("q", [Draft(body=b"x")])
     (lease,) = await backend.lease("q", 1, 60.0)
-    remove_root(spool)
+    remove_root(backend, spool)
     await publish_elsewhere(backend, b"new")
     assert await lease_soon(backend) == [b"new"]
     settlement = Settlement(lease=lease, action=SettleAction.ACK)

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,6 +167,23 @@ def test_a_type_that_no_row_can_have_is_told_for_each_row(spark: SparkSession, u
         "task 'thumb', argument width: expected int, got str": 27,
         "task 'thumb', argument path: expected str, got null": 3,
     }
+
+
+@pytest.mark.parametrize("scheme", ["file", "sq", "vsqs"])
+def test_a_row_whose_body_is_larger_than_max_body_is_set_aside_with_its_size(
+    spark: SparkSession, tmp_path: Path, scheme: str
+) -> None:
+    tasks, calls = make_app(url := f"{scheme}://{tmp_path}/spool?sync=off&max_body=1KiB")
+    rejects = tmp_path / "rejects"
+    df = spark.range(0, 20, 1, 2).selectExpr("id", "repeat('x', if(id % 10 = 3, 2000, 10)) as path")
+    result = load(spark, df, url, None, "thumb", {"path": "path"}, app=tasks, name="j", rejects=str(rejects))
+    assert (result.enqueued, result.rejected) == (18, 2)
+    found = rejected(spark, rejects)
+    assert sorted(row.id for row in found) == [3, 13]
+    for row in found:
+        assert re.fullmatch(r"the body has 20\d\d bytes, more than max_body=1KiB: .*", row.reason), row.reason
+    work_off(tasks)
+    assert [len(path) for path, _, _ in calls] == [10] * 18
 
 
 def test_without_a_place_for_them_the_first_bad_row_fails_the_load_and_nothing_is_enqueued(

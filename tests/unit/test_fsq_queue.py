@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -32,6 +33,7 @@ from qworker_fsq.environment import Constants
 from qworker_fsq.rpc.methods import RpcMethods
 from qworker_fsq.rpc.server import RpcServer
 from tests.support.depth import DEPTH
+from tests.support.immutable import make_immutable
 
 QUEUE = "q"
 ITEM = "_20131005205643_0_77_host_0"
@@ -569,3 +571,20 @@ async def test_what_is_put_off_does_not_hide_what_is_ready(
     for _ in range(20):
         taken += [lease.message.body for lease in await backend.lease(QUEUE, 7, 30.0)]
     assert taken == [b"now"] * 30
+
+
+async def test_a_scan_goes_on_after_an_item_that_cannot_be_moved(
+    backend: Backend, root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await backend.publish("q", [Draft(body=b"%d" % number) for number in range(3)])
+    stuck, *others = sorted((root / "q" / "queue").iterdir())
+    make_immutable(stuck, True)
+    try:
+        assert await asyncio.to_thread(main, ["scan", f"fsq://{root}", "q", "cat"]) == 0
+    finally:
+        make_immutable(stuck, False)
+    printed = capfd.readouterr()
+    assert printed.out == "012"
+    assert printed.err == f"{stuck.name}: it cannot be moved, so it stays in the queue: Operation not permitted\n"
+    assert list((root / "q" / "queue").iterdir()) == [stuck]
+    assert sorted(path.name for path in (root / "q" / "done").iterdir()) == [path.name for path in others]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
+import re
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,15 +15,23 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from qworker import bulk
+from qworker import Tasks, bulk
+from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, MessageTooLarge, UsageError
+from qworker.health.exposition import WorkerCollector, format_metrics
 from qworker.kit import body_slices
+from qworker.kit.doctor_check import CheckStatus
 from qworker.kit.max_body import DEFAULT_MAX_BODY
-from qworker.message import Draft, SettleAction, Settlement, State
+from qworker.kit.parts import make_shares
+from qworker.message import Draft, Message, Query, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.server.app import create_app
 from qworker.size import format_size, parse_size
 from qworker.testing.harness import Case, Harness
+from qworker.tools.doctor import run_checks
+from qworker.worker import Worker, WorkerOptions
+from tests.support.immutable import make_immutable
+from tests.support.servers import RedisServer, free_port
 
 BIG = bytes(range(256)) * (20 << 12)
 
@@ -114,6 +125,52 @@ async def test_files_that_are_too_large_cost_a_lease_nothing_once_they_are_known
     assert opened <= 5
 
 
+@pytest.mark.parametrize("scheme", ["file", "fsq", "mq", "vsqs"])
+async def test_stats_and_the_metric_count_messages_that_are_too_large_as_blocked(scheme: str, tmp_path: Path) -> None:
+    backend, limited = [open_backend(f"{scheme}://{tmp_path}/root?max_body={most}") for most in ("none", "1KiB")]
+    try:
+        large, _ = await backend.publish("q", [Draft(body=b"x" * 2000), Draft(body=b"small")])
+        assert [lease.message.body for lease in await limited.lease("q", 10, 30.0)] == [b"small"]
+        assert ((await limited.stats("q")).blocked, (await backend.stats("q")).blocked) == (1, 0)
+        assert re.search(r"^qworker_queue_blocked\{.*\} 1\.0$", await exposed(limited), re.MULTILINE)
+        # Another process does not lose the count, and a message that is gone is not counted.
+        await limited.aclose()
+        assert (await limited.stats("q")).blocked == 1
+        assert await limited.remove("q", Selection(ids=[large])) == 1
+        assert (await limited.stats("q")).blocked == 0
+    finally:
+        await backend.aclose()
+        await limited.aclose()
+
+
+async def exposed(backend: Backend) -> str:
+    """Return the metrics of the queue `q`, as the health port shows them."""
+    collector = WorkerCollector([], [], [await backend.stats("q")])
+    return format_metrics(collector, own_metrics=False)[0].decode()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rfq"])
+async def test_doctor_finds_messages_that_are_too_large_on_redis(scheme: str) -> None:
+    with RedisServer(port=free_port()) as server:
+        url = server.tcp_url.replace("redis", scheme, 1)
+        backend, limited = open_backend(url), open_backend(f"{url}?max_body=1KiB")
+        try:
+            # A map has only text, so `rfq:` keeps these bodies in base64.
+            fits = bytes(range(128, 256)) * 8
+            await backend.publish("q", [Draft(body=body) for body in (fits + b"x", b"x" * 1026, fits)])
+            leases = await limited.lease("q", 10, 30.0)
+            assert [lease.message.body for lease in leases] == [fits]
+            # On `redis:` the check counts the few bytes that are stored with a body.
+            await limited.publish("q", [Draft(body=fits if scheme == "rfq" else b"x" * 512, delay=100.0)])
+        finally:
+            await backend.aclose()
+            await limited.aclose()
+        checks = await run_checks(f"{url}?max_body=1KiB")
+    (check,) = [check for check in checks if check.name == "message sizes"]
+    assert check.health is CheckStatus.WARN
+    assert check.detail.startswith("2 messages with more than max_body=1KiB not leased")
+
+
 async def test_find_returns_a_message_that_is_too_large_without_its_body_and_browse_leaves_it_out(case: Case) -> None:
     limited = await case.open(max_body="1KiB")
     large, small = await case.publish(b"x" * 2000, b"small")
@@ -124,31 +181,103 @@ async def test_find_returns_a_message_that_is_too_large_without_its_body_and_bro
     assert (await limited.stats(case.queue)).ready == 2
 
 
-async def test_a_large_body_is_read_off_the_loop_and_whole(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest_asyncio.fixture(params=["file", "fsq", "mq", "vsqs"])
+async def any_case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
+    async with Harness.fake(f"{request.param}://{tmp_path}/root") as harness:
+        yield Case(harness, await harness.open())
+
+
+@pytest.fixture
+def reading_threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The threads that have read slices of bodies."""
     threads: set[int] = set()
     real = body_slices._read_slice
 
-    def noted(file: body_slices._OwnDescriptor, offset: int) -> bytes:
+    def noted(file: body_slices.OwnDescriptor, offset: int) -> bytes:
         threads.add(threading.get_ident())
         return real(file, offset)
 
     monkeypatch.setattr(body_slices, "_read_slice", noted)
+    return threads
+
+
+async def test_a_large_body_is_read_off_the_loop_and_whole(any_case: Case, reading_threads: set[int]) -> None:
+    case = any_case
     await case.publish(BIG, b"small")
     (lease,) = await case.lease(10)
     assert lease.message.body == BIG
-    assert threads
-    assert threading.get_ident() not in threads
+    assert reading_threads
+    assert threading.get_ident() not in reading_threads
     assert await case.leased_bodies() == [b"small"]
     assert await case.backend.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
 
 
-async def test_a_lease_that_is_cancelled_while_it_reads_a_large_body_holds_nothing(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+async def test_browse_and_find_read_a_large_body_off_the_loop_and_whole(
+    any_case: Case, reading_threads: set[int]
 ) -> None:
+    case = any_case
+    large, small = await case.publish(BIG, b"small")
+    queries = [Query(State.READY), Query(State.READY, newest=True), Query(State.READY, part=make_shares(1)[0])]
+    for query in queries:
+        found = [stored.message async for page in case.backend.browse(case.queue, query) for stored in page]
+        assert {message.id: message.body for message in found} == {large: BIG, small: b"small"}
+    (one,) = await case.backend.find(case.queue, [large])
+    assert one.message.body == BIG
+    assert StoredMessage.from_json(one.to_json()) == one
+    assert reading_threads
+    assert threading.get_ident() not in reading_threads
+
+
+@pytest.mark.parametrize("scheme", ["file", "mq"])
+async def test_a_client_s_lease_with_a_large_body_is_found_without_the_loop(
+    scheme: str, tmp_path: Path, reading_threads: set[int]
+) -> None:
+    backend, other = [open_backend(f"{scheme}://{tmp_path}/root", remote_leases=True) for _ in range(2)]
+    try:
+        await backend.publish("q", [Draft(body=BIG)])
+        (lease,) = await backend.lease("q", 1, 30.0)
+        reading_threads.clear()
+        assert other.remote_leases is not None
+        found = await other.remote_leases.find("q", lease.message.id, lease.token)
+        assert found is not None
+        assert found.message.body == BIG
+        assert reading_threads
+        assert threading.get_ident() not in reading_threads
+        # Nothing keeps the message's lock.
+        assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
+    finally:
+        await backend.aclose()
+        await other.aclose()
+
+
+@pytest.mark.parametrize("scheme", ["file", "fsq", "mq", "vsqs"])
+async def test_a_large_body_that_cannot_be_read_blocks_nothing_behind_it(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/root")
+
+    def broken(file: body_slices.OwnDescriptor, offset: int) -> bytes:
+        raise OSError(errno.EIO, "broken")
+
+    try:
+        await backend.publish("q", [Draft(body=BIG), Draft(body=b"small")])
+        monkeypatch.setattr(body_slices, "_read_slice", broken)
+        leases = await backend.lease("q", 10, 30.0) or await backend.lease("q", 10, 30.0)
+        assert [lease.message.body for lease in leases] == [b"small"]
+        stats = await backend.stats("q")
+        assert (stats.leased, stats.ready + stats.failed) == (1, 1)
+    finally:
+        await backend.aclose()
+
+
+async def test_a_lease_that_is_cancelled_while_it_reads_a_large_body_holds_nothing(
+    any_case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = any_case
     reading, may_read = threading.Event(), threading.Event()
     real = body_slices._read_slice
 
-    def held(file: body_slices._OwnDescriptor, offset: int) -> bytes:
+    def held(file: body_slices.OwnDescriptor, offset: int) -> bytes:
         reading.set()
         assert may_read.wait(30)
         return real(file, offset)
@@ -166,3 +295,61 @@ async def test_a_lease_that_is_cancelled_while_it_reads_a_large_body_holds_nothi
     monkeypatch.setattr(body_slices, "_read_slice", real)
     assert await case.leased_bodies() == [b"small", BIG]
     assert before <= len(os.listdir("/proc/self/fd")) <= before + 3
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("scheme", ["file", "fsq", "mq", "vsqs", "memory", "redis", "rfq"])
+async def test_a_burst_ends_with_a_line_that_counts_the_messages_that_it_cannot_lease(
+    scheme: str, tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        url = f"{scheme}://{tmp_path}/root"
+        if scheme in {"redis", "rfq"}:
+            server = stack.enter_context(RedisServer(port=free_port()))
+            url = server.tcp_url.replace("redis", scheme, 1)
+        elif scheme == "memory":
+            url = f"memory://{tmp_path.name}"
+        backend = open_backend(url)
+        await backend.publish("q", [Draft(body=b"x" * 2000), Draft(body=b"small"), Draft(body=b"y" * 3000)])
+        await backend.aclose()
+        tasks = Tasks(f"{url}?max_body=1KiB")
+        ran: list[bytes] = []
+
+        @tasks.raw_handler(queue="q")
+        async def take(message: Message) -> None:
+            ran.append(message.body)
+
+        with structlog.testing.capture_logs() as lines:
+            await Worker(tasks, WorkerOptions(burst=True, queues=("q",))).run()
+    assert ran == [b"small"]
+    (line,) = [line for line in lines if line["event"] == "messages_left"]
+    assert (line["queue"], line["blocked"]) == ("q", 2)
+    assert "qworker doctor" in line["reason"]
+
+
+@pytest.mark.timeout(60)
+# An item of `fsq:` is not moved when it is leased.
+@pytest.mark.parametrize("scheme", ["file", "mq", "vsqs"])
+async def test_a_burst_ends_though_a_file_cannot_be_moved(scheme: str, tmp_path: Path) -> None:
+    url = f"{scheme}://{tmp_path}/root"
+    backend = open_backend(url)
+    await backend.publish("q", [Draft(body=b"stuck")])
+    ready = {"vsqs": "q", "mq": "queues/q"}.get(scheme, "q/queue")
+    (stuck,) = [path for path in (tmp_path / "root" / ready).iterdir() if path.is_file()]
+    await backend.publish("q", [Draft(body=b"runs")])
+    await backend.aclose()
+    tasks = Tasks(url)
+    ran: list[bytes] = []
+
+    @tasks.raw_handler(queue="q")
+    async def take(message: Message) -> None:
+        ran.append(message.body)
+
+    make_immutable(stuck, True)
+    try:
+        with structlog.testing.capture_logs() as lines:
+            await Worker(tasks, WorkerOptions(burst=True, queues=("q",))).run()
+    finally:
+        make_immutable(stuck, False)
+    assert ran == [b"runs"]
+    assert [line["blocked"] for line in lines if line["event"] == "messages_left"] == [1]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import structlog.testing
 
 from qworker.backend import Backend
 from qworker.backend.listing import list_messages
@@ -22,6 +23,7 @@ from qworker.testing.wait_until import wait_until
 from qworker.testing.wait_until_blocked import wait_until_blocked
 from qworker_mq.ids import new_uuids, parse_ticks
 from qworker_mq.store import Store
+from tests.support.immutable import make_immutable
 
 LONG = 1000.0
 
@@ -319,3 +321,42 @@ async def test_a_message_that_is_stored_meanwhile_leaves_no_file_behind(
     monkeypatch.setattr(Store, "is_stored", lambda *_: next(answers))
     assert await backend.publish("q", [Draft(body=b"x", id=message_id)]) == [message_id]
     assert list((root / ".qworker" / "tmp").iterdir()) == []
+
+
+async def test_a_removed_message_that_cannot_be_unlinked_keeps_no_other_and_is_reported_once(
+    backend: Backend, root: Path
+) -> None:
+    names = [f"q:{message_id}" for message_id in new_uuids(3)]
+    for name in names:
+        (root / "remove" / name).write_bytes(b"x")
+    stuck = root / "remove" / os.listdir(root / "remove")[0]
+    make_immutable(stuck, True)
+    try:
+        with structlog.testing.capture_logs() as lines:
+            await backend.reap("q")
+        assert [path.name for path in (root / "remove").iterdir()] == [stuck.name]
+        assert [(line["event"], line["file"]) for line in lines] == [("removal_failed", stuck.name)]
+    finally:
+        make_immutable(stuck, False)
+
+
+async def test_a_due_time_with_leading_zeros_is_a_due_time(backend: Backend, root: Path, clock: FakeClock) -> None:
+    now, later = new_uuids(2)
+    await backend.create("q")
+    due = root / ".qworker" / "due" / "q"
+    (due / f"000{int((clock.time() - 1) * 1000)}.{now}").write_bytes(b"now")
+    (due / f"0{int((clock.time() + 60) * 1000)}.{later}").write_bytes(b"later")
+    assert (await one(backend)).message.body == b"now"
+    assert (await backend.stats("q")).delayed == 1
+    (delayed,) = await backend.find("q", [later])
+    assert (delayed.state, delayed.message.body) == (State.DELAYED, b"later")
+    clock.advance(61.0)
+    assert (await one(backend)).message.body == b"later"
+    assert os.listdir(due) == []
+
+
+async def test_the_files_of_workers_from_before_a_reboot_are_removed(backend: Backend, root: Path) -> None:
+    old = root / ".qworker" / "workers" / "1-0123456789ab"
+    old.write_text("00000000-0000-0000-0000-000000000000")
+    await backend.reap("q")
+    assert not old.exists()

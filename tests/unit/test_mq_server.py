@@ -5,11 +5,12 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -346,6 +347,46 @@ async def test_mover_and_reaper_take_what_was_there_before_them(tmp_path: Path) 
         wanted = [queues / "alpha" / first, queues / "beta" / second]
         await wait_until(lambda: all(path.exists() for path in wanted) and not list(remove.iterdir()), 50)
         assert [path.name for path in new.iterdir()] == ["no message"]
+    finally:
+        for process in (mover, reaper):
+            process.send_signal(signal.SIGTERM)
+        assert [ended(mover), ended(reaper)] == [0, 0]
+
+
+def remove(root: Path) -> None:
+    shutil.rmtree(root)
+
+
+def move_away(root: Path) -> None:
+    root.rename(root.with_name("away"))
+
+
+@pytest.mark.parametrize("replace", [remove, move_away])
+async def test_mover_and_reaper_find_the_directories_of_a_root_that_was_replaced(
+    tmp_path: Path, replace: Callable[[Path], None]
+) -> None:
+    root = tmp_path / "root"
+    new, queues, removed = root / "new", root / "queues", root / "remove"
+
+    async def is_moved() -> None:
+        for directory in (new, queues, removed):
+            directory.mkdir(parents=True, exist_ok=True)
+        (message_id,) = new_uuids(1)
+        (removed / f"alpha:{message_id}").write_bytes(b"1")
+        (new / f"alpha:{message_id}").write_bytes(b"2")
+        await wait_until(lambda: (queues / "alpha" / message_id).exists() and not list(removed.iterdir()), 50)
+
+    for directory in (new, queues, removed):
+        directory.mkdir(parents=True)
+    mover = spawn("mq", "mover", "--source", str(new), "--destination", str(queues))
+    reaper = spawn("mq", "reaper", "--source", str(removed))
+    try:
+        await is_moved()
+        replace(root)
+        await is_moved()
+        for process in (mover, reaper):
+            assert process.stderr is not None
+            assert b"directory_replaced" in process.stderr.readline()
     finally:
         for process in (mover, reaper):
             process.send_signal(signal.SIGTERM)

@@ -11,17 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog.testing
 
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendError
+from qworker.history.batch import EventBatch
 from qworker.kit.directory.liveness import has_died
 from qworker.kit.directory.reasons import read_reason
 from qworker.kit.files import read_file
 from qworker.kit.opening import open_directory, open_own
 from qworker.kit.own_files import write_own
 from qworker.kit.settle import SettledInPart
-from qworker.message import Draft, SettleAction, Settlement
+from qworker.message import Draft, SettleAction, Settlement, State
+from tests.support.immutable import make_immutable
 
 OUTSIDE = b"precious"
 
@@ -156,7 +159,8 @@ def test_a_file_with_a_second_name_is_not_opened_to_change_it(tmp_path: Path, di
 
 # -- batches ---------------------------------------------------------------------------------------------------------
 
-# Where a directory keeps the outcome of one message from being stored, by the message's name in its queue.
+# Where a directory that cannot be moved keeps the outcome of one message from being stored, by the message's name in
+# its queue.
 TAKEN = {
     "file": (SettleAction.FAIL_PERM, "q/fail/{}"),
     "fsq": (SettleAction.ACK, "q/done/{}"),
@@ -179,16 +183,108 @@ async def test_one_settlement_that_cannot_be_stored_neither_delays_nor_repeats_i
         settlements = [Settlement(lease=lease, action=action, error="no luck") for lease in leases]
         taken = tmp_path / "spool" / place.format(names[2])
         make_directory(taken, tmp_path)
-        with pytest.raises(BackendError) as raised:
-            await backend.settle(settlements)
+        make_immutable(taken, True)
+        try:
+            with pytest.raises(BackendError) as raised:
+                await backend.settle(settlements)
+        finally:
+            make_immutable(taken, False)
         part = raised.value.__cause__
         assert isinstance(part, SettledInPart)
         (left,) = part.unstored
         assert (left.lease.message.body, part.refused) == (b"2", ())
         assert (await backend.stats("q")).leased == 1
-        (taken / "full").unlink()
-        taken.rmdir()
         assert await backend.settle([left]) == []
         assert (await backend.stats("q")).leased == 0
+    finally:
+        await backend.aclose()
+
+
+PLANTED = {
+    **TAKEN,
+    "file done": (SettleAction.ACK, "q/done/{}"),
+    "fsq failed": (SettleAction.FAIL_PERM, "q/fail/{}"),
+    "file retried": (SettleAction.RELEASE, "q/queue/{}"),
+    "vsqs released": (SettleAction.RELEASE, "q/{}"),
+    "mq failed": (SettleAction.FAIL_PERM, ".qworker/fail/q/{}"),
+    "mq released": (SettleAction.RELEASE, "queues/q/{}"),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED)
+async def test_a_directory_in_the_place_of_a_message_holds_up_no_settlement(case: str, tmp_path: Path) -> None:
+    action, place = PLANTED[case]
+    scheme = case.split(maxsplit=1)[0]
+    backend = open_backend(f"{scheme}://{tmp_path}/spool{'?keep_done=all' if scheme in {'file', 'fsq'} else ''}")
+    try:
+        (message_id,) = await backend.publish("q", [Draft(body=b"kept")])
+        ready = {"file": "q/queue", "fsq": "q/queue", "vsqs": "q", "mq": "queues/q"}[scheme]
+        (name,) = [path.name for path in (tmp_path / "spool" / ready).iterdir() if not path.is_dir()]
+        (lease,) = await backend.lease("q", 1, 30.0)
+        planted = tmp_path / "spool" / place.format(name)
+        make_directory(planted, tmp_path)
+        with structlog.testing.capture_logs() as lines:
+            assert await backend.settle([Settlement(lease=lease, action=action, error="no luck")]) == []
+        if "fsq" not in case:
+            # An fsq item that failed gets another free name.
+            assert [line["event"] for line in lines] == ["directory_moved_aside"]
+            assert (planted.parent / lines[0]["moved_to"] / "full").read_text() == "of something"
+        stats = await backend.stats("q")
+        assert stats.leased == 0
+        if action is SettleAction.RELEASE:
+            assert [again.message.body for again in await backend.lease("q", 1, 30.0)] == [b"kept"]
+        elif action is SettleAction.FAIL_PERM:
+            (failed,) = await backend.find("q", [message_id])
+            assert (failed.state, failed.message.body, failed.error) == (State.FAILED, b"kept", "no luck")
+    finally:
+        await backend.aclose()
+
+
+SHARED_FILES = {
+    "the state of a topic": ("sq", "q/state"),
+    "a segment of a topic": ("sq", "q/*.q"),
+    "the state of a log of the history": ("file", ".history/*/state"),
+}
+
+
+@pytest.mark.parametrize("case", SHARED_FILES)
+async def test_a_file_with_a_second_name_is_not_written_in_place(case: str, tmp_path: Path) -> None:
+    scheme, pattern = SHARED_FILES[case]
+    before = open_backend(f"{scheme}://{tmp_path}/spool?history=1")
+    await record_one(before)
+    await before.aclose()
+    (path,) = (tmp_path / "spool").glob(pattern)
+    (tmp_path / "outside").hardlink_to(path)
+    content = path.read_bytes()
+    after = open_backend(f"{scheme}://{tmp_path}/spool?history=1")
+    try:
+        if scheme == "sq":
+            with pytest.raises(BackendError, match="second name"):
+                await record_one(after)
+        else:
+            # The history goes on in another log.
+            await record_one(after)
+    finally:
+        await after.aclose()
+    assert (tmp_path / "outside").read_bytes() == content
+
+
+async def record_one(backend: Backend) -> None:
+    await backend.publish("q", [Draft(body=b"x")])
+    backend.history.append([EventBatch(kind="acked", queue="q", worker="w", at=1.0, id=["1"])])
+
+
+async def test_a_lease_state_in_a_directory_of_others_is_not_another_file(tmp_path: Path) -> None:
+    backend = open_backend(f"mq://{tmp_path}/spool")
+    try:
+        (message_id,) = await backend.publish("q", [Draft(body=b"x")])
+        await backend.aclose()
+        states = tmp_path / "spool/.qworker/lease"
+        states.chmod(0o770)
+        (tmp_path / "outside").write_bytes(OUTSIDE)
+        (states / f"q:{message_id}").hardlink_to(tmp_path / "outside")
+        assert await backend.lease("q", 1, 30.0) == []
+        assert (tmp_path / "outside").read_bytes() == OUTSIDE
+        assert (await backend.stats("q")).ready == 1
     finally:
         await backend.aclose()

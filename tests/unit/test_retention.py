@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import structlog.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from qworker.kit.retention import RetentionPolicy, keep_done
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.testing.harness import Harness
 from qworker.url import BackendURL
+from tests.support.immutable import make_immutable
 from tests.support.servers import RedisHarness, RedisServer, free_port
 
 QUEUE = "jobs"
@@ -214,3 +216,29 @@ def test_anything_else_is_refused_with_the_four_forms(url: str, name: str, text:
 )
 def test_what_is_written_reads_as_the_same_retention(keep: RetentionPolicy) -> None:
     assert keep_done(BackendURL.parse(f"file:///x?keep_done={keep}")) == keep
+
+
+@pytest.mark.parametrize("state", ENDS)
+@pytest.mark.parametrize("scheme", ["file", "fsq"])
+async def test_a_message_that_cannot_be_removed_keeps_no_other_and_is_reported_once(
+    scheme: str, state: State, tmp_path: Path
+) -> None:
+    async with Harness.fake(f"{scheme}://{tmp_path}/root") as store:
+        backend = await opened(store, state, "1-messages")
+        await end(backend, state, b"stuck")
+        (stuck,) = [
+            path for path in (tmp_path / "root" / QUEUE / state.value).iterdir() if not path.name.startswith(".")
+        ]
+        make_immutable(stuck, True)
+        try:
+            await end(backend, state, b"old", b"new")
+            with structlog.testing.capture_logs() as lines:
+                for _ in range(2):
+                    await store.advance(100.0)
+                    assert sorted(await kept(backend, state)) == [b"new", b"stuck"]
+        finally:
+            make_immutable(stuck, False)
+        assert [(line["event"], line["file"]) for line in lines] == [("removal_failed", f"{state.value}/{stuck.name}")]
+        await store.advance(100.0)
+        # On `fsq:` the change of the flag counts as its end.
+        assert await kept(backend, state) == ([b"new"] if scheme == "file" else [b"stuck"])

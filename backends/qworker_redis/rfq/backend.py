@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
@@ -16,8 +16,9 @@ from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_redis.admin import read_rows, remove, requeue, set_paused
+from qworker_redis.admin import count_too_large, read_rows, remove, requeue, set_paused
 from qworker_redis.browse import find
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.extend import RedisLeaseExtender
 from qworker_redis.history import RedisHistory
 from qworker_redis.lease import RemoteRedisLeases
@@ -203,9 +204,16 @@ class RfqBackend(Backend):
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
+    async def count_too_large(self, queue: str) -> int:
+        """Return how many messages are delayed because they are larger than `max_body`."""
+        return await count_too_large(self._pool, queue, self.max_body)
+
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Check the server."""
-        from qworker_redis.doctor import check_server
+        from qworker_redis.doctor import check_message_sizes, check_server
 
-        return await check_server(url, RFQ, lambda pool: list_topics(pool, _TOPIC_KEYS))
+        def names(pool: ConnectionPool) -> Awaitable[list[str]]:
+            return list_topics(pool, _TOPIC_KEYS)
+
+        return [*await check_server(url, RFQ, names), *await check_message_sizes(url, RFQ, names)]

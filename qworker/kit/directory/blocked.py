@@ -11,6 +11,7 @@ import hashlib
 import heapq
 import os
 import secrets
+import time
 from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
@@ -33,18 +34,20 @@ _MOST = 10_000
 _DIRECTORY = ".blocked"
 
 
-class BlockedFile(msgspec.Struct, frozen=True):
+class BlockedFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """The record of a file that cannot be leased.
 
     Attributes:
         directory: The name of the directory in the queue.
         name: Its name there, in bytes: any program may have given it.
         reason: Why it cannot be leased.
+        size: Its bytes if it was too large for the process that wrote the record. None: no process can lease it.
     """
 
     directory: str
     name: bytes
     reason: str
+    size: int | None = None
 
     def __str__(self) -> str:
         return f"{self.directory}/{printable(os.fsdecode(self.name))}: {self.reason}"
@@ -85,6 +88,7 @@ class BlockedRecords:
 
     def __init__(self, base: int) -> None:
         self._base = base
+        self._cleaned_at = float("-inf")
 
     def add(self, file: BlockedFile) -> None:
         """Store a record. It replaces the one of the same file.
@@ -118,11 +122,31 @@ class BlockedRecords:
                 os.close(records)
 
     async def read(self) -> list[BlockedFile]:
-        """Return the records of all files, sorted by their names.
+        """Return the records of the files that no process can lease, sorted by their names.
 
         Raises:
             OSError: They cannot be read.
         """
+        return [file for file in await self._read_all() if file.size is None]
+
+    async def count(self, max_body: int | None, directories: Mapping[str, int]) -> int:
+        """Return how many files a process with this limit cannot lease, as far as it is known.
+
+        Args:
+            max_body: Bytes. None: any size.
+            directories: The descriptors of the queue's directories, by their names.
+
+        Raises:
+            OSError: The records cannot be read.
+        """
+        return sum(
+            [
+                file.size is None or (max_body is not None and _size_now(file, directories) > max_body)
+                for file in await self._read_all()
+            ]
+        )
+
+    async def _read_all(self) -> list[BlockedFile]:
         records = self._open()
         if records < 0:
             return []
@@ -138,16 +162,21 @@ class BlockedRecords:
         finally:
             os.close(records)
 
-    async def clean_up(self, directories: Mapping[str, int]) -> None:
+    async def clean_up(self, directories: Mapping[str, int], *, every: float = 0.0) -> None:
         """Remove the records of files that are gone.
 
         Args:
             directories: The descriptors of the queue's directories, by their names.
+            every: Seconds that must have passed since the last call.
 
         Raises:
             OSError: They cannot be removed.
         """
-        for file in await self.read():
+        now = time.monotonic()
+        if now - self._cleaned_at < every:
+            return
+        self._cleaned_at = now
+        for file in await self._read_all():
             place = directories.get(file.directory)
             name = os.fsdecode(file.name)
             if place is None or not has_entry(name, place):
@@ -161,6 +190,15 @@ class BlockedRecords:
             return -1
 
 
+def _size_now(file: BlockedFile, directories: Mapping[str, int]) -> int:
+    """Return the bytes of a file; 0 if it is gone."""
+    place = directories.get(file.directory)
+    try:
+        return 0 if place is None else os.stat(os.fsdecode(file.name), dir_fd=place, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _record_name(directory: str, name: str) -> str:
     return hashlib.sha256(os.fsencode(f"{directory}/{name}")).hexdigest()
 
@@ -170,12 +208,12 @@ class BlockedFiles(Collection[str]):
 
     Args:
         queue: The name of the queue.
-        directory: The name of the directory.
+        directory: The name of the directory. A name may begin with another directory and a slash.
         clock: The store's clock.
-        records: The records of the queue. None: the protocol has no place for them.
+        records: The records of the queue.
     """
 
-    def __init__(self, queue: str, directory: str, clock: Clock, records: BlockedRecords | None = None) -> None:
+    def __init__(self, queue: str, directory: str, clock: Clock, records: BlockedRecords) -> None:
         self._queue = queue
         self._directory = directory
         self._records = records
@@ -208,13 +246,17 @@ class BlockedFiles(Collection[str]):
             self._record(name, reason)
 
     def add_too_large(self, name: str, size: int, max_body: int) -> None:
-        """Let a file rest that is larger than `max_body`. Report it if it is new.
+        """Let a file rest that is larger than `max_body`. Report and record it if it is new.
 
-        It is not recorded, because each process has its own limit.
+        The record has its size, because each process has its own limit.
+
+        Raises:
+            OSError: It cannot be recorded.
         """
         if self._rest(name):
             reason = describe_too_large(size, max_body)
             self._log.error(events.MESSAGE_TOO_LARGE, queue=self._queue, file=self._shown(name), reason=reason)
+            self._record(name, reason, size)
 
     def _rest(self, name: str) -> bool:
         """Start the next pause of a file, and return whether the file is new."""
@@ -231,13 +273,17 @@ class BlockedFiles(Collection[str]):
         return known is None
 
     def _shown(self, name: str) -> str:
-        return f"{self._directory}/{printable(name)}"
+        directory, name = self._split(name)
+        return f"{directory}/{printable(name)}"
 
-    def _record(self, name: str, reason: str) -> None:
-        if self._records is None:
-            return
+    def _split(self, name: str) -> tuple[str, str]:
+        directory, _, name = name.rpartition("/")
+        return directory or self._directory, name
+
+    def _record(self, name: str, reason: str, size: int | None = None) -> None:
+        directory, name = self._split(name)
         try:
-            self._records.add(BlockedFile(self._directory, os.fsencode(name), reason))
+            self._records.add(BlockedFile(directory, os.fsencode(name), reason, size))
         except OSError as refused:
             # The log has the reason. Without a record, `stats` and `doctor` of other processes do not know the file.
             if refused.errno not in FULL | DENIED:
@@ -266,5 +312,4 @@ class BlockedFiles(Collection[str]):
         """
         if self._pauses.pop(name, None) is not None:
             self._resting.discard(name)
-            if self._records is not None:
-                self._records.remove(self._directory, name)
+            self._records.remove(*self._split(name))

@@ -11,11 +11,12 @@ from typing import Generic, TypeVar
 import msgspec
 
 from qworker.clock import Clock
+from qworker.kit.body_slices import OwnDescriptor, leave_unread, read_body
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
 from qworker.kit.directory.blocked import BlockedRecords
 from qworker.kit.directory.queue_files import QueueFiles
 from qworker.kit.directory.reasons import read_reason
-from qworker.kit.files import list_names, read_all
+from qworker.kit.files import list_names
 from qworker.kit.find import find_each, stamp
 from qworker.kit.max_body import describe_too_large
 from qworker.kit.opening import open_entry
@@ -178,7 +179,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             failed=counts[State.FAILED],
             oldest_age_s=None if oldest is None else 0.0 if enqueued_at is None else max(0.0, now - enqueued_at),
             paused=self.files.is_down,
-            blocked=len(await BlockedRecords(self.files.base).read()),
+            blocked=await BlockedRecords(self.files.base).count(self.files.max_body, self.files.directories),
             retention=retention,
         )
 
@@ -236,7 +237,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
         return await find_each(ids, once, lambda: stamp(self.files.message_directories))
 
     def read(self, file: MessageFile, *, any_size: bool = False) -> StoredMessage | None:
-        """Read one file; None if it is gone.
+        """Read one file; None if it is gone. `finish_reading` reads a large body.
 
         Args:
             file: The file.
@@ -254,8 +255,8 @@ class QueueBrowser(abc.ABC, Generic[Files]):
         error = read_reason(self.files.fail, self.reason_name(file.item)) if state is State.FAILED else None
         if is_too_large:
             error = describe_too_large(status.st_size, self.files.max_body or 0)
-        return StoredMessage(
-            message=self._make_message(file, status, body, original_id),
+        stored = StoredMessage(
+            message=self._make_message(file, status, body if isinstance(body, bytes) else b"", original_id),
             state=state,
             due_at=file.at if state is State.DELAYED else None,
             expires_at=file.at or None if state is State.LEASED else None,
@@ -264,12 +265,13 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             error=error,
             location=file.name if finished else None,
         )
+        return leave_unread(stored, body)
 
     def _is_too_large(self, status: os.stat_result) -> bool:
         most = self.files.max_body
         return most is not None and status.st_size > most and stat.S_ISREG(status.st_mode)
 
-    def _read_file(self, file: MessageFile) -> tuple[os.stat_result, bytes, str | None]:
+    def _read_file(self, file: MessageFile) -> tuple[os.stat_result, bytes | OwnDescriptor, str | None]:
         """Read a file's status, contents and original id. If it is not a readable regular file, it has no contents."""
         try:
             fd = open_entry(file.name, os.O_RDONLY, file.directory)
@@ -281,6 +283,6 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or self._is_too_large(status):
                 return status, b"", None
-            return status, read_all(fd, status.st_size), self._read_original_id(fd)
+            return status, read_body(fd, status.st_size), self._read_original_id(fd)
         finally:
             os.close(fd)

@@ -7,13 +7,13 @@ import asyncio
 import heapq
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from qworker.clock import Clock
 from qworker.kit.directory.blocked import BlockedFiles, is_about_one_file
 from qworker.kit.directory.queue_files import QueueFiles
-from qworker.kit.directory.retention import PRUNING
+from qworker.kit.directory.retention import PRUNING, StuckFiles
 from qworker.kit.directory.window import Window
 from qworker.kit.inotify import Inotify
 from qworker.message import Lease
@@ -58,6 +58,7 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         self.checked_at = time.monotonic()
         # Monotonic seconds.
         self._pruned_at = float("-inf")
+        self._stuck = StuckFiles(files.name)
         self._clock = clock
         self._inotify = inotify
         self._windows = windows
@@ -186,6 +187,14 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
             return False
         self._pruned_at = now
         return True
+
+    def stuck_in(self, directory: str) -> Callable[[str, OSError], None]:
+        """Return what `prune` calls for a file in a directory that cannot be removed."""
+
+        def add(name: str, error: OSError) -> None:
+            self._stuck.add(f"{directory}/{name}", error, self.files.tmp)
+
+        return add
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from qworker.kit.directory.closing import LateCloser, log_replaced
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.missing import is_missing, queue_not_found
-from qworker.kit.directory.store import CLOSE_AFTER, DirectoryStore, log_replaced
+from qworker.kit.directory.place import Place
+from qworker.kit.directory.store import DirectoryStore
 from qworker.kit.store_errors import store_errors
 from qworker.names import check_queue
 
-__all__ = ["StoreOpener"]
+__all__ = ["Opener", "StoreOpener"]
 
+
+class ReplaceableStore(Protocol):
+    """An open store whose directory can be removed or replaced."""
+
+    @property
+    def place(self) -> Place:
+        """Where its directory is."""
+        ...
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether it must stay open, because leases end by its descriptors."""
+        ...
+
+    def wake_all(self) -> None:
+        """End all waits."""
+
+    async def aclose(self) -> None:
+        """Close it."""
+
+
+AnyStore = TypeVar("AnyStore", bound=ReplaceableStore)
 Store = TypeVar("Store", bound=DirectoryStore[Any])
 T = TypeVar("T")
 Queue = TypeVar("Queue", bound=FollowedQueue[Any, Any])
 
 
-class StoreOpener(Generic[Store, Queue]):
+class Opener(Generic[AnyStore]):
     """Opens one store. An instance that only reads does not create it.
 
     Args:
@@ -31,13 +54,13 @@ class StoreOpener(Generic[Store, Queue]):
         store: The store, or None while it is not open.
     """
 
-    def __init__(self, directory: Path, make: Callable[[], Store]) -> None:
+    def __init__(self, directory: Path, make: Callable[[], AnyStore]) -> None:
         self._directory = directory
         self._make = make
-        self.store: Store | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self.store: AnyStore | None = None
+        self._closer = LateCloser()
 
-    def open(self) -> Store:
+    def open(self) -> AnyStore:
         """Return the open store. If its directory was removed or replaced, it is opened again.
 
         Raises:
@@ -46,11 +69,11 @@ class StoreOpener(Generic[Store, Queue]):
         if self.store is None:
             with store_errors(f"open {self._directory}"):
                 self.store = self._make()
-        elif self.store.is_replaced():
+        elif self.store.place.is_replaced():
             self._replace(self.store)
         return self.store
 
-    async def call(self, function: Callable[[Store], Awaitable[T]]) -> T:
+    async def call(self, function: Callable[[AnyStore], Awaitable[T]]) -> T:
         """Call a function with the store, and once more if its directory was removed or replaced meanwhile.
 
         Raises:
@@ -60,28 +83,52 @@ class StoreOpener(Generic[Store, Queue]):
         try:
             return await function(store)
         except FileNotFoundError:
-            if not store.is_replaced(now=True):
+            if not store.place.is_replaced(now=True):
                 raise
         return await function(self.open())
 
-    def _replace(self, old: Store) -> None:
+    def _replace(self, old: AnyStore) -> None:
         with store_errors(f"open {self._directory}"):
-            old.check_replaceable()
+            old.place.check_replaceable()
             self.store = self._make()
         log_replaced(str(self._directory))
         old.wake_all()
-        task = asyncio.get_running_loop().create_task(_close_unused(old))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closer.add(old.aclose, lambda: old.has_leases)
+
+    def open_existing(self) -> AnyStore | None:
+        """Return the open store, or None if its directory does not exist and was not open before."""
+        return self.open() if self.store is not None or not is_missing(self._directory) else None
+
+    def require(self, queue: str) -> AnyStore:
+        """Return the open store, to read or change a queue.
+
+        Raises:
+            QueueNotFound: The directory does not exist.
+        """
+        store = self.open_existing()
+        if store is None:
+            raise queue_not_found(queue, self._directory)
+        return store
+
+    async def aclose(self) -> None:
+        """Close the store. Idempotent."""
+        store, self.store = self.store, None
+        if store is not None:
+            await store.aclose()
+        await self._closer.aclose()
+
+
+class StoreOpener(Opener[Store], Generic[Store, Queue]):
+    """Opens one store, and its queues."""
 
     def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        store = self._open_existing()
+        store = self.open_existing()
         return [] if store is None else store.names()
 
     def get_queue(self, queue: str) -> Queue | None:
         """Return an open queue, or None if it does not exist."""
-        name, store = check_queue(queue), self._open_existing()
+        name, store = check_queue(queue), self.open_existing()
         return None if store is None else store.get(name)
 
     def require_queue(self, queue: str) -> Queue:
@@ -94,25 +141,3 @@ class StoreOpener(Generic[Store, Queue]):
         if opened is None:
             raise queue_not_found(queue, self._directory)
         return opened
-
-    def _open_existing(self) -> Store | None:
-        return self.open() if self.store is not None or not is_missing(self._directory) else None
-
-    async def aclose(self) -> None:
-        """Close the store. Idempotent."""
-        store, self.store = self.store, None
-        if store is not None:
-            await store.aclose()
-        for task in self._closing:
-            task.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
-
-
-async def _close_unused(store: DirectoryStore[Any]) -> None:
-    """Close a replaced store after the calls that run now, and after the leases in it."""
-    try:
-        await asyncio.sleep(CLOSE_AFTER)
-        while store.has_leases:
-            await asyncio.sleep(CLOSE_AFTER)
-    finally:
-        await store.aclose()

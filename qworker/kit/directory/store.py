@@ -9,10 +9,8 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any, Generic, TypeVar
 
-import structlog
-
-from qworker import log_events as events
 from qworker.clock import Clock
+from qworker.kit.directory.closing import CLOSE_AFTER, log_replaced
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.place import Place
 from qworker.kit.directory.root import most_leases, open_root, warn_of_limit
@@ -22,13 +20,10 @@ from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Inotify
 from qworker.names import is_queue_name
 
-__all__ = ["CLOSE_AFTER", "DirectoryStore", "log_replaced"]
+__all__ = ["DirectoryStore"]
 
-# Seconds between two checks whether a directory was removed or replaced.
+# Seconds between two checks whether a queue was removed or replaced.
 _CHECK_EVERY = 1.0
-# Seconds after which the descriptors of a directory that was replaced are closed: the number of a descriptor that a
-# running call still uses must not become that of another directory.
-CLOSE_AFTER = 10.0
 
 Queue = TypeVar("Queue", bound=FollowedQueue[Any, Any])
 
@@ -51,9 +46,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         self.clock = clock
         self.directory = directory
         self.root = open_root(directory, mode)
-        self._place = Place(directory, self.root)
-        self._placed_at = time.monotonic()
-        self._is_replaced = False
+        self.place = Place(directory, self.root)
         self.system = FileSystem(self.root)
         # True if no other host uses the directory.
         self.is_local = self.system.is_local if shared is None else not shared
@@ -98,18 +91,6 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
 
     # -- directories that people remove or replace -------------------------------------------------------------------
 
-    def is_replaced(self, *, now: bool = False) -> bool:
-        """Return whether the path leads to another directory, or to none. It is checked once a second.
-
-        Args:
-            now: Whether it is checked now in any case.
-        """
-        moment = time.monotonic()
-        if now or self._is_replaced or moment - self._placed_at >= _CHECK_EVERY:
-            self._placed_at = moment
-            self._is_replaced = not self._place.is_current()
-        return self._is_replaced
-
     @property
     def has_leases(self) -> bool:
         """Whether this instance has leases."""
@@ -119,14 +100,6 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         """End all waits."""
         for waiter in self._waiters:
             waiter.wake()
-
-    def check_replaceable(self) -> None:
-        """Check that the path may be opened again.
-
-        Raises:
-            OSError: The directory would be in another place than this one was.
-        """
-        self._place.check_replaceable()
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -278,8 +251,3 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
             queue.close()
         self._inotify.close()
         os.close(self.root)
-
-
-def log_replaced(directory: str) -> None:
-    """Log that a directory was removed or replaced, and that the one with its path is used from now on."""
-    structlog.get_logger("qworker.directory").warning(events.DIRECTORY_REPLACED, directory=directory)

@@ -13,7 +13,7 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.kit.files import write_all
-from qworker.kit.opening import open_regular
+from qworker.kit.opening import open_own, open_regular
 from qworker.kit.segments.format import (
     HEADER_SIZE,
     RECORD_SIZE,
@@ -75,7 +75,7 @@ class Log:
         self._clock = clock
         self._wanted_size = segment_size
         self._durable = durable
-        self._flags = os.O_RDONLY if read_only else os.O_RDWR
+        self._read_only = read_only
         self._open: dict[int, _Open] = {}
         # (segment, offset, bytes): the stretch that was read last. Bytes that readers may see never change.
         self._cached: tuple[int, int, bytes] = (0, 0, b"")
@@ -107,7 +107,12 @@ class Log:
     def _segment(self, segment: int) -> _Open:
         held = self._open.get(segment)
         if held is None:
-            fd = open_regular(segment_name(segment), self._folder, self._flags)
+            name = segment_name(segment)
+            # A segment is written in place, so it must not be another file that was given its name.
+            if self._read_only:
+                fd = open_regular(name, self._folder, os.O_RDONLY)
+            else:
+                fd = open_own(name, self._folder, os.O_RDWR)
             held = self._open[segment] = _Open(fd, Header(id=segment))
             self._load(held)
         return held
