@@ -16,7 +16,7 @@ from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settleme
 from qworker.names import check_queue, new_ids
 from qworker.url import BackendURL
 from qworker_redis.admin import delete_queue, discard_call, read_rows, read_stats, remove, requeue, set_paused
-from qworker_redis.browse import browse_in_order, find, parse_stored
+from qworker_redis.browse import browse_in_order, find, held_until, parse_stored
 from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.codec import decode
 from qworker_redis.extend import RedisLeaseExtender
@@ -185,6 +185,10 @@ class RedisBackend(Backend):
         return await remove(self._pool, queue, selection, self.stats, discard_call)
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
+
+    async def held_until(self, queue: str, message_id: str) -> float | None:
+        """Return the end of the hold of an id."""
+        return await held_until(self._pool, check_queue(queue), message_id)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

@@ -14,6 +14,8 @@ from qworker_redis.codec import decode
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
+from qworker_redis.keys import queue_key
+from qworker_redis.topology import queue_slot
 
 __all__ = [
     "Parse",
@@ -22,6 +24,7 @@ __all__ = [
     "encode_text",
     "find",
     "format_number",
+    "held_until",
     "make_stored",
     "parse_stored",
 ]
@@ -105,6 +108,17 @@ async def find(pool: ConnectionPool, queue: str, ids: Sequence[str], parse: Pars
     for batch in in_batches(ids):
         found += parse(queue, await read_rows(pool, "look", queue, ("id", *map(encode_text, batch))), False)
     return found
+
+
+async def held_until(pool: ConnectionPool, queue: str, message_id: str) -> float | None:
+    """Return the Unix seconds until which a hold keeps an id taken. None: there is no hold, or it has ended."""
+    slot = queue_slot(queue)
+    score = await pool.command(slot, "ZSCORE", queue_key(queue, "holds"), encode_text(message_id))
+    if score is None:
+        return None
+    end = float(cast("bytes", score)) / 1e6
+    seconds, microseconds = cast("list[bytes]", await pool.command(slot, "TIME"))
+    return end if end > int(seconds) + int(microseconds) / 1e6 else None
 
 
 def encode_text(text: str) -> bytes:
