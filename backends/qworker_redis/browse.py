@@ -10,7 +10,7 @@ from qworker.kit.browse import bad_position, place_of, position_of
 from qworker.kit.parts import PAGE_BYTES, in_pages
 from qworker.message import Message, Query, State, StoredMessage
 from qworker_redis.admin import in_batches, read_rows
-from qworker_redis.codec import decode
+from qworker_redis.codec import decode, encode_text
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
@@ -21,7 +21,6 @@ __all__ = [
     "Parse",
     "browse_in_order",
     "browse_pages",
-    "encode_text",
     "find",
     "format_number",
     "held_until",
@@ -119,11 +118,6 @@ async def held_until(pool: ConnectionPool, queue: str, message_id: str) -> float
     end = float(cast("bytes", score)) / 1e6
     seconds, microseconds = cast("list[bytes]", await pool.command(slot, "TIME"))
     return end if end > int(seconds) + int(microseconds) / 1e6 else None
-
-
-def encode_text(text: str) -> bytes:
-    """Encode an id or a text of `place_of` as it is in the store."""
-    return text.encode(errors="surrogateescape")
 
 
 def format_number(number: float) -> str:

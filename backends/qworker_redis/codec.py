@@ -11,7 +11,7 @@ from qworker.errors import BackendError, NotSupported
 from qworker.message import Draft, Message
 from qworker.names import check_key
 
-__all__ = ["GIVEN_ID", "PlainDraft", "decode", "encode", "mark_given", "read_enqueued_at"]
+__all__ = ["GIVEN_ID", "PlainDraft", "decode", "encode", "encode_text", "mark_given", "read_enqueued_at"]
 
 # Tries, order in microseconds, priority, flags. The scripts put the first two in front of the value from `encode`.
 _HEAD = struct.Struct(">HQBB")
@@ -146,6 +146,15 @@ def _parts(value: bytes, flags: int) -> tuple[str | None, _Extra, bytes]:
         extra = _extra_decoder.decode(value[at : at + length])
         at += length
     return key, extra, value[at:]
+
+
+def encode_text(text: str) -> bytes:
+    """Encode an id or a text of `place_of` as it is in the store."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        # No id has a lone surrogate, so this one is not found.
+        return text.encode(errors="surrogatepass")
 
 
 def read_enqueued_at(value: bytes) -> float:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from qworker.errors import BackendUnavailable, PublishUncertain
 from qworker.message import Draft
-from qworker.names import check_id
+from qworker.names import to_message_id
 from qworker_redis.batch_sender import BatchSender, RetryToken
 from qworker_redis.codec import GIVEN_ID, PlainDraft, encode, mark_given
 from qworker_redis.connection import Argument, Connection
@@ -144,5 +144,5 @@ def encode_draft(new_id: str, draft: Draft) -> PlainDraft:
     """Encode a draft, with a new id if it has none."""
     if draft.id is None:
         return encode(new_id, draft)
-    message_id, special, rest = encode(check_id(draft.id), draft)
+    message_id, special, rest = encode(to_message_id(draft.id), draft)
     return message_id, mark_given(special), rest
