@@ -56,6 +56,10 @@ class ProcessDied(RemoteFailure):
         super().__init__("ProcessDied", text)
 
 
+class NotBegun(RemoteFailure):
+    """The failure of a process before it called the handler: it could not import the app, or enter its lifespan."""
+
+
 def error_type(error: BaseException | None) -> str:
     """Return the name of an error's class, or an empty text without an error."""
     if isinstance(error, RemoteFailure):

@@ -18,6 +18,8 @@ __all__ = [
     "HISTORY_PAUSED",
     "HISTORY_PRUNE_FAILED",
     "HISTORY_RESUMED",
+    "ISOLATION_DISABLED",
+    "ISOLATION_FAILED",
     "LEASE_LOST",
     "LOOP",
     "MESSAGES_LEFT",
@@ -61,6 +63,10 @@ MESSAGE_FAILED = "message_failed"
 MESSAGE_RELEASED = "message_released"
 # Level info. The message is a suspect: its last attempt killed its process. Its handler runs in another process.
 MESSAGE_ISOLATED = "message_isolated"
+# Level warning. The process of a suspect could not import the app, or enter its lifespan. The message is released.
+ISOLATION_FAILED = "isolation_failed"
+# Level warning, once for each worker. Suspects run in the worker itself, because no other process can import the app.
+ISOLATION_DISABLED = "isolation_disabled"
 # Level error, once for each message and worker. The body is larger than `max_body` of the URL. The message stays.
 MESSAGE_TOO_LARGE = "message_too_large"
 # Level warning. Another worker may hold the message, and this worker's outcome does not count.

@@ -85,7 +85,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         body: The bytes that its handler gets.
-        id: While a message with this id is stored, in any state, another one is not stored. None: the backend
+        id: While a message with this id is stored, in any state, another one is not stored. It can be any text:
+            `publish` returns the message id, which is a digest if the text is long or unusual. None: the backend
             creates an id.
         delay: Seconds from now, by the store's clock, until the message can be leased.
         due_at: Unix seconds at which it can be leased, instead of `delay`.

@@ -13,6 +13,7 @@ import re
 import secrets
 import socket
 import time
+from collections.abc import Iterable
 from functools import lru_cache
 
 from qworker.errors import InvalidName
@@ -22,6 +23,7 @@ __all__ = [
     "check_key",
     "check_queue",
     "counted",
+    "forms_of_all",
     "id_forms",
     "is_queue_name",
     "new_id",
@@ -89,20 +91,33 @@ def to_message_id(given: str) -> str:
     try:
         digest = hashlib.sha256(given.encode()).digest()
     except UnicodeEncodeError:
-        raise InvalidName(f"{printable(given)!r} is not a valid id: it is not valid Unicode") from None
+        raise InvalidName(
+            f"{printable(given)!r} is not a valid id: it has a lone surrogate: use text that UTF-8 can encode"
+        ) from None
     return f"sha256-{base64.b32encode(digest).decode().rstrip('=').lower()}"
 
 
 def id_forms(given: str) -> tuple[str, ...]:
     """Return the message ids that a given id can have in a store, the usual one first.
 
-    Older releases stored ids of up to 120 bytes unchanged.
+    Older releases stored ids of up to 120 bytes unchanged, and other programs make ids of other forms.
 
     Raises:
         InvalidName: It is empty, or is not valid Unicode.
     """
     message_id = to_message_id(given)
-    return (message_id, given) if message_id != given and _ID.fullmatch(given) else (message_id,)
+    return (message_id,) if message_id == given else (message_id, given)
+
+
+def forms_of_all(given: Iterable[str]) -> list[str]:
+    """Return the message ids that some given ids can have in a store. A text that cannot be an id has none."""
+    forms: list[str] = []
+    for each in given:
+        try:
+            forms += id_forms(each)
+        except InvalidName:
+            pass
+    return forms
 
 
 def check_key(key: str) -> str:

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.offers import QueueGlance
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import DirectoryHistory
 from qworker.kit.directory.opener import StoreOpener
@@ -26,6 +27,7 @@ from qworker_file import admin
 from qworker_file.browse import FileBrowser
 from qworker_file.bulk import FileBulkStore
 from qworker_file.deviations import DEVIATIONS
+from qworker_file.holds import held_until
 from qworker_file.lease import extend
 from qworker_file.open_queue import OpenQueue
 from qworker_file.options import FileOptions
@@ -220,6 +222,16 @@ class FileBackend(Backend):
         return FileBrowser(self._stores.require_queue(queue), self._clock, local_time=self._options.local_time)
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
+
+    async def glance(self, queue: str) -> QueueGlance:
+        """Glance at a queue without listing it."""
+        with store_errors(f"read {queue!r}"):
+            return self._browser(queue).glance(self._options.retention)
+
+    async def held_until(self, queue: str, message_id: str) -> float | None:
+        """Return the end of the hold of an id."""
+        with store_errors(f"read {queue!r}"):
+            return await held_until(self._stores.require_queue(queue).files, message_id, self._clock.time())
 
     def describe_file_system(self) -> str:
         """Return the type and source of the file system, and its class: local or shared."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
+from qworker.backend.offers import COUNTED, QueueGlance
 from qworker.clock import Clock
 from qworker.kit.directory.browser import MessageFile, QueueBrowser
-from qworker.kit.files import name_slices
+from qworker.kit.files import has_at_most, name_slices
 from qworker.kit.opening import open_directory
 from qworker.kit.parts import HashShare
 from qworker.message import Message, State
@@ -111,6 +112,16 @@ class FileBrowser(QueueBrowser[QueueDir]):
             return self._delayed(place.name, self._clock.time())
         state = {"queue": State.READY, "fail": State.FAILED, "done": State.DONE}.get(place.directory)
         return None if state is None else MessageFile(state, place.descriptor(self.files), place.name, place.name)
+
+    def glance(self, retention: Mapping[str, str]) -> QueueGlance:
+        """Glance at the queue without listing it. Ready messages are in queue/, and due ones in delay/."""
+        files = self.files
+        return QueueGlance(
+            is_paused=files.is_down,
+            has_leases=not has_at_most(files.lease, 0),
+            is_short=all(has_at_most(directory, COUNTED) for directory in (files.queue, files.delay)),
+            retention=retention,
+        )
 
     def message_id(self, file: MessageFile) -> str:
         """Read the id in the name.

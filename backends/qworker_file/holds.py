@@ -11,11 +11,11 @@ import errno
 import os
 
 from qworker.kit.store_errors import FULL
-from qworker_file.id_place import replace_link
+from qworker_file.id_place import item_at, locate, replace_link
 from qworker_file.layout import QueueDir
-from qworker_file.names import given_id, hold_end_ms, hold_name
+from qworker_file.names import given_id, hold_end_ms, hold_name, may_lack_link
 
-__all__ = ["is_held", "keep_hold", "read_end_ms"]
+__all__ = ["held_until", "is_held", "keep_hold", "read_end_ms"]
 
 
 def keep_hold(files: QueueDir, item: str, now: float) -> None:
@@ -49,6 +49,19 @@ def keep_hold(files: QueueDir, item: str, now: float) -> None:
 def is_held(files: QueueDir, message_id: str, now: float) -> bool:
     """Return whether an id is held, by the store's clock."""
     return (read_end_ms(files, hold_name(message_id)) or 0) > now * 1000
+
+
+async def held_until(files: QueueDir, message_id: str, now: float) -> float | None:
+    """Return the Unix seconds until which an id is held. None: there is no hold, or it has ended.
+
+    A message that was not leased yet has its hold in its name.
+    """
+    ends = [read_end_ms(files, hold_name(message_id))]
+    if not may_lack_link(message_id):
+        place = (await locate(files, [message_id])).places.get(message_id)
+        ends.append(None if place is None else hold_end_ms(item_at(place) or ""))
+    end = max([end_ms / 1000 for end_ms in ends if end_ms is not None], default=0.0)
+    return end if end > now else None
 
 
 def read_end_ms(files: QueueDir, name: str) -> int | None:

@@ -314,16 +314,21 @@ def may_lack_link(message_id: str) -> bool:
     return _UNLINKED.fullmatch(message_id) is not None
 
 
+def _digest(message_id: str) -> str:
+    # A text that is searched can have lone surrogates.
+    return hashlib.sha256(message_id.encode(errors="surrogatepass")).hexdigest()
+
+
 def index_name(message_id: str) -> str:
     """Return the name in names/ of the second link of a message whose publisher chose its id."""
-    return "id-" + hashlib.sha256(message_id.encode()).hexdigest()
+    return "id-" + _digest(message_id)
 
 
 def place_name(message_id: str) -> str:
     """Return the name in names/ of the record of such a message's place."""
-    return "at-" + hashlib.sha256(message_id.encode()).hexdigest()
+    return "at-" + _digest(message_id)
 
 
 def hold_name(message_id: str) -> str:
     """Return the name in names/ of the hold of an id."""
-    return "hold-" + hashlib.sha256(message_id.encode()).hexdigest()
+    return "hold-" + _digest(message_id)

@@ -11,7 +11,7 @@ import msgspec
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported
 from qworker.message import Draft
-from qworker.names import check_id, new_id, new_ids
+from qworker.names import new_id, new_ids, to_message_id
 from qworker_file.names import MAX_OWN, byte_length, delay_name, item_name, stem_for
 
 __all__ = ["Plan", "Planner"]
@@ -72,27 +72,29 @@ class Planner:
         plans: list[Plan] = []
         seen: set[str] = set()
         for draft, stem in zip(drafts, fresh, strict=True):
+            message_id = None
             if draft.id is not None:
-                ids.append(check_id(draft.id))
-                if draft.id in seen:
+                message_id = to_message_id(draft.id)
+                ids.append(message_id)
+                if message_id in seen:
                     continue
-                seen.add(draft.id)
-            plans.append(self._plan_one(draft, stem, now, ids))
+                seen.add(message_id)
+            plans.append(self._plan_one(draft, message_id, stem, now, ids))
         return plans
 
-    def _plan_one(self, draft: Draft, stem: str, now: float, ids: list[str]) -> Plan:
+    def _plan_one(self, draft: Draft, message_id: str | None, stem: str, now: float, ids: list[str]) -> Plan:
         dated = stem if draft.enqueued_at is None else self._stem_at(draft.enqueued_at)
         own = dated
-        if draft.id is None:
+        if message_id is None:
             ids.append(own)
         else:
-            own = stem_for(draft.id, dated, int((now + draft.hold) * 1000) if draft.hold > 0 else None)
+            own = stem_for(message_id, dated, int((now + draft.hold) * 1000) if draft.hold > 0 else None)
         name = self._name(own, draft)
         due = now + draft.delay if draft.due_at is None else draft.due_at
         delayed = due > now
         if delayed:
             name = delay_name(name, int(due * 1000))
-        return Plan(draft.body, f"_{stem}_0", name, delayed, draft.id)
+        return Plan(draft.body, f"_{stem}_0", name, delayed, message_id)
 
     @staticmethod
     def _name(stem: str, draft: Draft) -> str:

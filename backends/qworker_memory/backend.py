@@ -230,6 +230,15 @@ class MemoryBackend(Backend):
             content = self._require(queue)
             return [content.entries[one].to_stored() for one in dict.fromkeys(ids) if one in content.entries]
 
+    async def held_until(self, queue: str, message_id: str) -> float | None:
+        """Return the end of the hold of an id. It is beyond the contract (qworker/backend/offers.py)."""
+        now = self._clock.time()
+        with self._store.lock:
+            content = self._require(queue)
+            entry = content.entries.get(message_id)
+            end = max(content.holds.get(message_id, 0.0), 0.0 if entry is None else entry.held_until)
+        return end if end > now else None
+
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again."""
         selection.require_failed()

@@ -32,7 +32,7 @@ from qworker.message import (
     State,
     StoredMessage,
 )
-from qworker.names import check_id, new_id
+from qworker.names import new_id, to_message_id
 
 __all__ = ["MemoryEntry", "MemoryQueue", "MemoryStore", "MemoryWaiter"]
 
@@ -175,7 +175,7 @@ class MemoryQueue:
 
     def publish(self, draft: Draft, now: float) -> str:
         """Store a message and return its id."""
-        message_id = new_id() if draft.id is None else check_id(draft.id)
+        message_id = new_id() if draft.id is None else to_message_id(draft.id)
         if message_id in self.entries or self.holds.get(message_id, 0.0) > now:
             return message_id
         if draft.unique_key is not None and draft.unique_key in self.pending_keys:

@@ -7,7 +7,7 @@ reached with `?standard_only=1` (see `standard_server`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import msgspec
 
@@ -17,7 +17,7 @@ from qworker.errors import InvalidURL
 from qworker.kit.parts import WHOLE
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_queue, forms_of_all
 from qworker.url import BackendURL
 from qworker_mq import native_calls
 from qworker_mq.native_calls import native_path
@@ -162,13 +162,18 @@ class QworkerServerBackend(Backend):
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Find messages by their ids."""
-        return await native_calls.find(self._server, queue, ids)
+        return await native_calls.find(self._server, queue, forms_of_all(ids))
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
         selection.require_failed()
-        return await native_calls.call_for_count(self._server, "requeue", queue, selection.to_json())
+        return await native_calls.call_for_count(self._server, "requeue", queue, _to_json(selection))
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
-        return await native_calls.call_for_count(self._server, "remove", queue, selection.to_json())
+        return await native_calls.call_for_count(self._server, "remove", queue, _to_json(selection))
+
+
+def _to_json(selection: Selection) -> dict[str, Any]:
+    """Return the JSON of a selection, which has no text that cannot be an id."""
+    return (selection if selection.ids is None else Selection(ids=forms_of_all(selection.ids))).to_json()

@@ -9,7 +9,7 @@ from qworker.errors import QueueNotFound
 from qworker.message import FinishedMessage, QueueStats, Selection, State, to_microseconds
 from qworker.names import check_queue
 from qworker_redis.bulk import delete_staged
-from qworker_redis.codec import read_enqueued_at
+from qworker_redis.codec import encode_text, read_enqueued_at
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
@@ -135,7 +135,9 @@ async def requeue(
         return await _count_all(pool, "requeue", queue, (), (await stats(queue)).failed)
     if selection.ids is not None:
         # Without an id the script would requeue the oldest messages.
-        calls: list[tuple[Argument, ...]] = [(0, *batch) for batch in in_batches(selection.ids) if batch]
+        calls: list[tuple[Argument, ...]] = [
+            (0, *batch) for batch in in_batches(map(encode_text, selection.ids)) if batch
+        ]
     else:
         calls = [("unchanged", *ids_and_times(batch)) for batch in in_batches(selection.unchanged or ())]
     if not calls:
@@ -160,7 +162,7 @@ async def remove(
         unchanged_call: Returns the call that deletes messages which are still unchanged.
     """
     if selection.ids is not None:
-        batches = in_batches(selection.ids, _REMOVED)
+        batches = in_batches(map(encode_text, selection.ids), _REMOVED)
         return sum([await _count(pool, "remove", queue, ("ids", *batch)) for batch in batches])
     if selection.unchanged is not None:
         calls = [unchanged_call(batch) for batch in in_batches(selection.unchanged)]

@@ -25,7 +25,7 @@ from qworker_redis.admin import (
     requeue,
     set_paused,
 )
-from qworker_redis.browse import browse_in_order, find, parse_stored
+from qworker_redis.browse import browse_in_order, find, held_until, parse_stored
 from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.codec import decode
 from qworker_redis.connections import ConnectionPool
@@ -199,6 +199,10 @@ class RedisBackend(Backend):
     async def count_too_large(self, queue: str) -> int:
         """Return how many messages are delayed because they are larger than `max_body`."""
         return await count_too_large(self._pool, queue, self.max_body)
+
+    async def held_until(self, queue: str, message_id: str) -> float | None:
+        """Return the end of the hold of an id."""
+        return await held_until(self._pool, check_queue(queue), message_id)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

@@ -9,19 +9,23 @@ from qworker.errors import BackendError
 from qworker.kit.browse import bad_position, place_of, position_of
 from qworker.kit.parts import PAGE_BYTES, in_pages
 from qworker.message import Message, Query, State, StoredMessage
-from qworker_redis.admin import in_batches, read_rows
-from qworker_redis.codec import decode
+from qworker_redis.admin import read_rows
+from qworker_redis.codec import decode, encode_text
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
+from qworker_redis.keys import queue_key
+from qworker_redis.topology import queue_slot
 
 __all__ = [
+    "FIRST",
     "Parse",
     "browse_in_order",
     "browse_pages",
-    "encode_text",
+    "count_at_once",
     "find",
     "format_number",
+    "held_until",
     "make_stored",
     "parse_stored",
 ]
@@ -29,7 +33,7 @@ __all__ = [
 # Messages in one script call, which blocks all other clients of the server.
 _BATCH = 500
 # The number of messages in one call before their size is known.
-_FIRST = 100
+FIRST = 10
 # The most rows of a list.
 _MOST_ROWS = 1 << 48
 # States in which a message can be seen twice: a lease that is extended moves back in the order.
@@ -62,7 +66,7 @@ async def browse_pages(
         parse: Parses the answers of the script.
         moving: The states in which a page can show a message again.
     """
-    left, count = query.limit, _FIRST
+    left, count = query.limit, FIRST
     after = start(query)
     given: set[str] = set()
     while True:
@@ -76,9 +80,13 @@ async def browse_pages(
         if reply[0] == 1 or left == 0:
             return
         after = tuple(cast("list[bytes | int]", reply[0]))
-        # No more messages than a page holds, estimated from the size of the last messages.
-        size = sum(len(stored.message.body) for stored in seen) // max(1, len(seen))
-        count = max(1, min(_BATCH, PAGE_BYTES // max(1, size)))
+        count = count_at_once(seen)
+
+
+def count_at_once(seen: Sequence[StoredMessage]) -> int:
+    """Return how many messages to read next: not more than a page holds, estimated from the last messages."""
+    size = sum(len(stored.message.body) for stored in seen) // max(1, len(seen))
+    return max(1, min(_BATCH, PAGE_BYTES // max(1, size)))
 
 
 def _start(query: Query) -> tuple[Argument, ...]:
@@ -101,15 +109,28 @@ def _start(query: Query) -> tuple[Argument, ...]:
 
 async def find(pool: ConnectionPool, queue: str, ids: Sequence[str], parse: Parse) -> list[StoredMessage]:
     """Return messages by their ids."""
+    unique = list(dict.fromkeys(map(encode_text, ids)))
     found: list[StoredMessage] = []
-    for batch in in_batches(ids):
-        found += parse(queue, await read_rows(pool, "look", queue, ("id", *map(encode_text, batch))), False)
-    return found
+    first = 0
+    while True:
+        batch = unique[first : first + _BATCH]
+        reply = await read_rows(pool, "look", queue, ("id", *batch))
+        found += parse(queue, reply, False)
+        # An answer with large bodies has fewer messages.
+        first += len(batch) if reply[0] == 1 else cast("list[int]", reply[0])[0]
+        if first >= len(unique):
+            return found
 
 
-def encode_text(text: str) -> bytes:
-    """Encode an id or a text of `place_of` as it is in the store."""
-    return text.encode(errors="surrogateescape")
+async def held_until(pool: ConnectionPool, queue: str, message_id: str) -> float | None:
+    """Return the Unix seconds until which a hold keeps an id taken. None: there is no hold, or it has ended."""
+    slot = queue_slot(queue)
+    score = await pool.command(slot, "ZSCORE", queue_key(queue, "holds"), encode_text(message_id))
+    if score is None:
+        return None
+    end = float(cast("bytes", score)) / 1e6
+    seconds, microseconds = cast("list[bytes]", await pool.command(slot, "TIME"))
+    return end if end > int(seconds) + int(microseconds) / 1e6 else None
 
 
 def format_number(number: float) -> str:

@@ -11,14 +11,15 @@ from qworker.errors import BackendError, NotSupported
 from qworker.message import Draft, Message
 from qworker.names import check_key
 
-__all__ = ["GIVEN_ID", "PlainDraft", "decode", "encode", "read_enqueued_at"]
+__all__ = ["GIVEN_ID", "PlainDraft", "decode", "encode", "encode_text", "mark_given", "read_enqueued_at"]
 
 # Tries, order in microseconds, priority, flags. The scripts put the first two in front of the value from `encode`.
 _HEAD = struct.Struct(">HQBB")
 # Tries, delay and due time in microseconds, priority; then the hold, if there is one, and the key.
 _SPECIAL = struct.Struct(">HQQB")
-# Added to the priority if the time for which the id stays taken is next.
+# Added to the priority if the time for which the id stays taken is next, and if the id was given.
 _HOLD = 128
+_GIVEN = 64
 _KEY, _MORE = 1, 2
 # In place of the properties of a message that has nothing unusual but an id that was given.
 GIVEN_ID = b"i"
@@ -67,6 +68,14 @@ def encode(message_id: str, draft: Draft) -> PlainDraft:
     ):
         return message_id, b"", _PLAIN_REST + draft.body
     return message_id, _special(draft), _rest(draft)
+
+
+def mark_given(special: bytes) -> bytes:
+    """Return the unusual properties of a message whose id was given."""
+    if not special:
+        return GIVEN_ID
+    tries, delay, due, priority = _SPECIAL.unpack_from(special)
+    return _SPECIAL.pack(tries, delay, due, priority + _GIVEN) + special[_SPECIAL.size :]
 
 
 def _special(draft: Draft) -> bytes:
@@ -137,6 +146,15 @@ def _parts(value: bytes, flags: int) -> tuple[str | None, _Extra, bytes]:
         extra = _extra_decoder.decode(value[at : at + length])
         at += length
     return key, extra, value[at:]
+
+
+def encode_text(text: str) -> bytes:
+    """Encode an id or a text of `place_of` as it is in the store."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        # No id has a lone surrogate, so this one is not found.
+        return text.encode(errors="surrogatepass")
 
 
 def read_enqueued_at(value: bytes) -> float:

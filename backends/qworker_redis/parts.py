@@ -15,7 +15,7 @@ from qworker.kit.parts import PAGE_BYTES, PAGE_MESSAGES, HashShare
 from qworker.message import Query, State, StoredMessage
 from qworker.names import check_queue
 from qworker_redis.admin import read_rows
-from qworker_redis.browse import find, parse_stored
+from qworker_redis.browse import FIRST, count_at_once, find, parse_stored
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
 from qworker_redis.keys import queue_key
@@ -23,9 +23,8 @@ from qworker_redis.topology import queue_slot
 
 __all__ = ["browse_share"]
 
-# Ids that one command lists, and messages that one reads. A command blocks all other clients of the server.
+# Ids that one command lists. A command blocks all other clients of the server.
 _LISTED = 2000
-_READ = 500
 # A member of `sorted` begins with its place (lua/common.lua).
 _PLACE_BYTES = 18
 
@@ -49,6 +48,8 @@ class _ShareReader:
         self._pool = pool
         self._queue = check_queue(queue)
         self._state = state
+        # Messages that the next command reads.
+        self._count = FIRST
 
     async def read(self, share: HashShare) -> AsyncIterator[list[StoredMessage]]:
         # This call makes due messages ready, and checks whether the queue exists.
@@ -63,10 +64,12 @@ class _ShareReader:
         async for rows in self._rows():
             mine = [row for row in rows if row[0] not in seen and share.has(row[0].decode())]
             seen.update(row[0] for row in mine)
-            for first in range(0, len(mine), _READ):
-                for stored in await self._read(mine[first : first + _READ], stale):
-                    page.append(stored)
-                    size += len(stored.message.body)
+            while mine:
+                found = await self._read(mine[: self._count], stale)
+                mine = mine[self._count :]
+                self._count = count_at_once(found) if found else self._count
+                page += found
+                size += sum(len(stored.message.body) for stored in found)
                 if len(page) >= PAGE_MESSAGES or size >= PAGE_BYTES:
                     yield page
                     page, size = [], 0

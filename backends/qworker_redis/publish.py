@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from qworker.errors import BackendUnavailable, PublishUncertain
 from qworker.message import Draft
-from qworker.names import check_id
+from qworker.names import to_message_id
 from qworker_redis.batch_sender import BatchSender, RetryToken
-from qworker_redis.codec import GIVEN_ID, PlainDraft, encode
+from qworker_redis.codec import GIVEN_ID, PlainDraft, encode, mark_given
 from qworker_redis.connection import Argument, Connection
 from qworker_redis.error_replies import ConnectionLost, Reply
 from qworker_redis.register import QueueRegister
@@ -39,6 +39,8 @@ class RedisPublisher:
         self._register = register
         self._known = frozenset[str]() if register is None else register.known
         self._uncertain = UncertainPublishes(store)
+        # The server's clock (us) in an earlier answer for a queue. It shows a server that a call is not a late one.
+        self._before: dict[str, int] = {}
         self._senders: dict[str, BatchSender[PlainDraft, str]] = {}
 
     def publish(self, queue: str, items: Sequence[PlainDraft]) -> Awaitable[list[str]]:
@@ -58,15 +60,12 @@ class RedisPublisher:
             ids = iter(await self._send(queue, token, missing) if missing else [])
             return [stored[item[0]] if item[0] in stored else next(ids) for item in batch]
         sequence, key = token.next(), token.key
-        sent = False
         try:
+            sent = False
             if len(batch) == 1 and self._is_plain(queue, batch[0]):
-                message_id, special, rest = batch[0]
                 try:
-                    arguments = (sequence.encode(), message_id.encode(), rest)
-                    given = (b"1",) if special else ()
-                    if not await self._pool.run_packed("publish_one", queue, key, arguments + given):
-                        return [message_id]
+                    if await self._send_one(queue, sequence, key, batch[0]):
+                        return [batch[0][0]]
                 except BackendUnavailable as error:
                     sent = isinstance(error, ConnectionLost) and error.sent
             return await self._send_batch(queue, sequence, key, batch, sent)
@@ -94,6 +93,16 @@ class RedisPublisher:
         """Return whether a message only has to be stored, which a small script does."""
         return (not item[1] or item[1] == GIVEN_ID) and queue in self._known and not self._options.min_replicas
 
+    async def _send_one(self, queue: str, sequence: str, key: str, item: PlainDraft) -> bool:
+        """Send a plain message. Return whether it is stored. If not, it must be sent as a batch."""
+        message_id, special, rest = item
+        arguments = (sequence.encode(), message_id.encode(), rest)
+        before = (b"%d" % self._before.get(queue, 0),) if special else ()
+        reply = cast("int", await self._pool.run_packed("publish_one", queue, key, arguments + before))
+        if abs(reply) > 1:
+            self._before[queue] = abs(reply)
+        return reply == 0 or reply > 1
+
     async def _send_batch(
         self, queue: str, sequence: str, key: str, batch: Sequence[PlainDraft], sent: bool
     ) -> list[str]:
@@ -103,14 +112,19 @@ class RedisPublisher:
             unique.setdefault(item[0], item)
         kept = list(unique.values())
         arguments: list[Argument] = [part for item in kept for part in item]
+        before = self._before.get(queue, 0)
 
         def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:
+            # rfq's script, which has no register, asks for an earlier attempt instead.
+            second = int(again) if self._register is None else before
             return run_replicated(
-                self._options, self._pool, connection, "publish", queue, (sequence, int(again), *arguments), (key,)
+                self._options, self._pool, connection, "publish", queue, (sequence, second, *arguments), (key,)
             )
 
-        reply = await self._pool.repeat(queue_slot(queue), attempt, sent=sent)
-        new, *instead = cast("list[Any]", reply)
+        new, *instead = cast("list[Any]", await self._pool.repeat(queue_slot(queue), attempt, sent=sent))
+        if new < 0:
+            self._before[queue] = -new
+            return await self._send_batch(queue, sequence, key, batch, False)
         if self._register is not None:
             await self._register.on_stored(queue, bool(new))
         ids = [item[0] for item in batch]
@@ -130,5 +144,5 @@ def encode_draft(new_id: str, draft: Draft) -> PlainDraft:
     """Encode a draft, with a new id if it has none."""
     if draft.id is None:
         return encode(new_id, draft)
-    message_id, special, rest = encode(check_id(draft.id), draft)
-    return message_id, special or GIVEN_ID, rest
+    message_id, special, rest = encode(to_message_id(draft.id), draft)
+    return message_id, mark_given(special), rest

@@ -6,6 +6,7 @@ from typing import cast
 
 from qworker.errors import QueueDamaged
 from qworker_redis.connections import ConnectionPool
+from qworker_redis.error_replies import Reply
 from qworker_redis.keys import REGISTER
 from qworker_redis.topology import queue_slot
 
@@ -29,9 +30,18 @@ class QueueRegister:
         self._pool = pool
         self.known: set[str] = set()
 
+    async def _command(self, command: str, *queues: str) -> Reply:
+        try:
+            return await self._pool.command(_SLOT, command, REGISTER, *queues)
+        except QueueDamaged as error:
+            raise QueueDamaged(
+                f"the names of the queues cannot be used, because the Redis key {REGISTER.decode()} is not a set: "
+                "rename this key, or delete it if nothing needs it"
+            ) from error
+
     async def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        names = cast("list[bytes]", await self._pool.command(_SLOT, "SMEMBERS", REGISTER))
+        names = cast("list[bytes]", await self._command("SMEMBERS"))
         return sorted(name.decode() for name in names)
 
     async def create(self, queue: str) -> None:
@@ -52,9 +62,9 @@ class QueueRegister:
             await self._add(queue)
 
     async def _add(self, queue: str) -> None:
-        await self._pool.command(_SLOT, "SADD", REGISTER, queue)
+        await self._command("SADD", queue)
         self.known.add(queue)
 
     async def remove(self, queue: str) -> None:
         """Remove a queue that is deleted."""
-        await self._pool.command(_SLOT, "SREM", REGISTER, queue)
+        await self._command("SREM", queue)

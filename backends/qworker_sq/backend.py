@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar, Self
 
+import msgspec
+
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.offers import Follower
@@ -18,7 +20,7 @@ from qworker.kit.settle import settle_by_queue
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.names import check_id, check_queue
+from qworker.names import check_queue, to_message_id
 from qworker.url import BackendURL
 from qworker_sq import admin, browse
 from qworker_sq.follow import SqFollower
@@ -86,13 +88,11 @@ class SqBackend(Backend):
         check_queue(queue)
         refuse_unsupported("sq", self.deviations, drafts)
         check_bodies(drafts, self.max_body)
-        for draft in drafts:
-            if draft.id is not None:
-                check_id(draft.id)
         if not drafts:
             return []
+        named = list(map(_with_message_id, drafts))
         with store_errors(f"publish to {queue}"):
-            return await self._stores.call(lambda store: store.publish(queue, drafts))
+            return await self._stores.call(lambda store: store.publish(queue, named))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
@@ -210,3 +210,7 @@ class SqBackend(Backend):
     def follower(cls, url: BackendURL, queue: str) -> Follower:
         """Follow a topic as the URL's channel."""
         return SqFollower(url, queue)
+
+
+def _with_message_id(draft: Draft) -> Draft:
+    return draft if draft.id is None else msgspec.structs.replace(draft, id=to_message_id(draft.id))

@@ -125,7 +125,7 @@ class Backend(abc.ABC):
         The messages are stored durably when the call returns (see `durability`). A queue that does not exist is
         created. The messages of one publisher keep their order. A draft is not stored if a message with its id is
         stored in any state, or if a ready, delayed or leased message has its unique key. The id of that message is
-        returned.
+        returned. The id of a draft can be any text: the message has the id `qworker.names.to_message_id` of it.
 
         The batch is not atomic. After an error, an arbitrary subset may be stored. If the call is repeated with the
         same ids, it stores the rest.
@@ -135,6 +135,7 @@ class Backend(abc.ABC):
             StorageFull: The disk or the memory is full. No message is visible in part.
             PublishUncertain: It is unknown whether the messages are stored.
             MessageTooLarge: A body is larger than `max_body`. No message of the batch is stored.
+            InvalidName: The id of a draft is empty, or has a lone surrogate.
             NotSupported: A draft has a property that the protocol does not support (see `qworker.backend.deviations`).
         """
 

@@ -3,14 +3,18 @@
 `doctor` adds checks to `qworker doctor`. `describe_file_system` names the file system of a directory in the first line
 of `qworker run`. `open_scan` is the protocol's own source of messages for `qworker scan`.
 `follower` reads a store that is a log, for Spark's streams. `count_too_large` counts the messages that a store delays
-because of their size. Import modules that only such a method needs inside it.
+because of their size. `glance` is what `explain` needs of a queue, for a store in which `stats` takes as long as the
+queue is deep. `held_until` reads a hold. Import modules that only such a method needs inside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
+from qworker.backend.contract import Backend
 from qworker.backend.registry import backend_class
 from qworker.backend.scan_source import ScanOptions, ScanSource
 from qworker.kit.doctor_check import Check
@@ -18,18 +22,44 @@ from qworker.message import StoredMessage
 from qworker.url import BackendURL
 
 __all__ = [
+    "COUNTED",
     "Follower",
     "OffersDoctor",
     "OffersFileSystem",
     "OffersFollower",
+    "OffersGlance",
+    "OffersHolds",
     "OffersScan",
     "OffersTooLarge",
+    "QueueGlance",
     "count_too_large_in",
     "doctor_of",
     "file_system_of",
     "follower_of",
+    "glance_at",
+    "held_until",
     "scan_of",
 ]
+
+
+# Messages that `explain` counts at most.
+COUNTED = 1_000
+
+
+class QueueGlance(msgspec.Struct, frozen=True):
+    """What can be said about a queue in the same time, however many messages it has.
+
+    Attributes:
+        is_paused: Whether the queue is paused.
+        has_leases: Whether a message is leased.
+        is_short: Whether its ready messages can be listed quickly: there are at most about `COUNTED`.
+        retention: How long finished messages are kept, as text by state.
+    """
+
+    is_paused: bool
+    has_leases: bool
+    is_short: bool
+    retention: Mapping[str, str]
 
 
 class Follower(Protocol):
@@ -95,6 +125,32 @@ class OffersFileSystem(Protocol):
 
 
 @runtime_checkable
+class OffersGlance(Protocol):
+    """A backend in which `stats` and the first page of `browse` take as long as the queue is deep."""
+
+    async def glance(self, queue: str) -> QueueGlance:
+        """Glance at a queue.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+
+@runtime_checkable
+class OffersHolds(Protocol):
+    """A backend with holds."""
+
+    async def held_until(self, queue: str, message_id: str) -> float | None:
+        """Return the Unix seconds until which a hold keeps an id taken. None: there is no hold, or it has ended.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+
+@runtime_checkable
 class OffersScan(Protocol):
     """A backend class with its own source of messages for `qworker scan`."""
 
@@ -144,6 +200,28 @@ def doctor_of(scheme: str) -> OffersDoctor | None:
 def file_system_of(backend: object) -> str | None:
     """Return the file system of a backend's directory and its class, or None if it does not matter."""
     return backend.describe_file_system() if isinstance(backend, OffersFileSystem) else None
+
+
+async def glance_at(backend: Backend, queue: str) -> QueueGlance:
+    """Glance at a queue. A backend that does not offer it counts the queue.
+
+    Raises:
+        QueueNotFound: The queue does not exist.
+    """
+    found: object = backend
+    if isinstance(found, OffersGlance):
+        return await found.glance(queue)
+    stats = await backend.stats(queue)
+    return QueueGlance(stats.paused, stats.leased > 0, True, stats.retention)
+
+
+async def held_until(backend: object, queue: str, message_id: str) -> float | None:
+    """Return the Unix seconds until which a hold keeps an id taken. None: there is no hold.
+
+    Raises:
+        QueueNotFound: The queue does not exist.
+    """
+    return await backend.held_until(queue, message_id) if isinstance(backend, OffersHolds) else None
 
 
 def scan_of(scheme: str) -> OffersScan | None:

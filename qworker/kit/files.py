@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import itertools
 import os
 import resource
 import secrets
@@ -24,6 +25,7 @@ __all__ = [
     "files_at_once",
     "find_identity",
     "find_inode",
+    "has_at_most",
     "has_entry",
     "hide_directory",
     "is_finished",
@@ -407,6 +409,16 @@ async def name_slices(directory: int) -> AsyncIterator[list[str]]:
                     names = []
                     await asyncio.sleep(0)
             yield names
+    finally:
+        os.close(fd)
+
+
+def has_at_most(directory: int, count: int) -> bool:
+    """Return whether a directory has at most this many entries. It reads no more than that."""
+    fd = open_directory(".", directory)
+    try:
+        with os.scandir(fd) as entries:
+            return len(list(itertools.islice(entries, count + 1))) <= count
     finally:
         os.close(fd)
 

@@ -49,7 +49,8 @@ async def run_until(
     Args:
         ending: Waits for the end.
         work: What to wait for.
-        undo: Called with a result that arrived after all when `ending` had returned.
+        undo: Called with a result that arrived after all when `ending` had returned. It runs to its end, also if this
+            call is cancelled in the meantime.
     """
     result: T | None = None
     end = asyncio.create_task(ending())
@@ -64,7 +65,23 @@ async def run_until(
     if not ended:
         return result
     if result is not None and undo is not None:
-        await undo(result)
+        await _finish(undo(result))
     # It raises the error of `ending`, if there is one.
     end.result()
     return None
+
+
+async def _finish(work: Awaitable[Any]) -> None:
+    """Wait until some work has ended. A cancellation of this call is raised after that."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    # `Task.cancel` passes through the shield, which stops only scopes.
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()

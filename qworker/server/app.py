@@ -30,7 +30,7 @@ from qworker.asgi.interface import (
 from qworker.backend import Backend
 from qworker.errors import BackendError, InvalidName, QueueNotFound, QworkerError
 from qworker.message import Draft, Lease, Selection, SettleAction
-from qworker.names import check_id, is_queue_name
+from qworker.names import check_id, id_forms, is_queue_name
 from qworker.server.batcher import Batcher
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
@@ -220,7 +220,8 @@ class MqApp:
             await respond(send, 202 if done else 409)
             return
         try:
-            await self._removals.add(queue, check_id(message_id))
+            for form in id_forms(message_id):
+                await self._removals.add(queue, form)
         except (InvalidName, QueueNotFound):
             # The message does not exist, which is the requested result.
             pass

@@ -13,7 +13,8 @@ from qworker.asgi.interface import get_number, read_body
 from qworker.backend import Backend
 from qworker.errors import UsageError
 from qworker.history.batch import EventBatch
-from qworker.names import check_id, check_queue
+from qworker.history.event import Event
+from qworker.names import check_queue, id_forms
 from qworker.server.schemas import HistoryPage, HistoryPosition
 
 __all__ = ["history_routes"]
@@ -66,8 +67,11 @@ class _History:
 
     async def for_message(self, request: Request) -> Response:
         """Return the events of one message."""
-        queue, message_id = check_queue(request.path_params["queue"]), check_id(request.path_params["id"])
-        return _json(await self._backend.history.for_message(queue, message_id))
+        queue = check_queue(request.path_params["queue"])
+        events: list[Event] = []
+        for message_id in id_forms(request.path_params["id"]):
+            events += await self._backend.history.for_message(queue, message_id)
+        return _json(events)
 
 
 def history_routes(backend: Backend, body_limit: int) -> list[Route]:

@@ -23,7 +23,7 @@ from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
 from qworker.kit.parts import PAGE_BYTES
 from qworker.kit.task_groups import run_until
 from qworker.message import Draft, Query, Selection, Settlement, State, StoredMessage
-from qworker.names import check_id, check_queue
+from qworker.names import check_id, check_queue, forms_of_all
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
 from qworker.server.history_routes import history_routes
@@ -245,7 +245,7 @@ class NativeRoutes:
 
     async def find(self, request: Request) -> Response:
         """Return one message."""
-        found = await self._backend.find(_queue(request), [request.path_params["id"]])
+        found = await self._backend.find(_queue(request), forms_of_all([request.path_params["id"]]))
         return _json(found[0].to_json()) if found else Response(status_code=404)
 
     async def find_many(self, request: Request) -> Response:
@@ -253,7 +253,7 @@ class NativeRoutes:
         ids = (await self._read(request, IdsRequest)).ids
         if len(ids) > _MOST:
             raise UsageError(f"a request must have at most {_MOST} ids (got {len(ids)})")
-        return _json([stored.to_json() for stored in await self._backend.find(_queue(request), ids)])
+        return _json([stored.to_json() for stored in await self._backend.find(_queue(request), forms_of_all(ids))])
 
     async def stats(self, request: Request) -> Response:
         """Return the counts of a queue."""
@@ -293,7 +293,9 @@ class NativeRoutes:
         except msgspec.ValidationError as error:
             raise UsageError(f"the body is not valid: {error}") from error
         check_selection(selection)
-        return selection
+        if selection.ids is None:
+            return selection
+        return Selection(ids=forms_of_all(selection.ids))
 
     async def reap(self, request: Request) -> Response:
         """Reap a queue, and return the number of messages that became ready."""

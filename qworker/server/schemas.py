@@ -11,7 +11,7 @@ from qworker.asgi.interface import BodyTooLarge
 from qworker.errors import UsageError
 from qworker.history.event import Event
 from qworker.message import Draft, Message, Selection, SettleAction
-from qworker.names import check_id, check_key, check_queue
+from qworker.names import check_id, check_key, check_queue, to_message_id
 
 __all__ = [
     "ACTIONS",
@@ -125,7 +125,7 @@ def check_draft(draft: Draft, body_limit: int) -> None:
     if len(draft.body) > body_limit:
         raise BodyTooLarge
     if draft.id is not None:
-        check_id(draft.id)
+        to_message_id(draft.id)
     if draft.unique_key is not None:
         check_key(draft.unique_key)
     if draft.original_id is not None and len(draft.original_id) > _LONGEST_ORIGIN:

@@ -8,13 +8,15 @@ import pytest
 
 from qworker.errors import InvalidName, UsageError
 from qworker.message import Draft, Selection, SettleAction, State
-from qworker.names import new_id
+from qworker.names import new_id, to_message_id
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.rules import rule
 
 __all__ = ["PublishingContract"]
 
+# Texts that cannot be an id.
+NO_IDS = ["", "\ud800", "order-\udfff"]
 HOSTILE_NAMES = ["", ".", "..", "../other", "a/b", "/etc", "a\0b", "a\nb", "-rf", "_a", "a b", "é", "a" * 300, "%2e%2e"]
 
 
@@ -95,7 +97,7 @@ class PublishingContract(Contract):
 
     @rule("given_ids")
     async def test_an_id_that_people_would_choose_is_kept(self, case: Case) -> None:
-        for chosen in ("order-4711", "a", "A.b:c_d-e", "0" * 120):
+        for chosen in ("order-4711", "a", "A.b:c_d-e", "0" * 64):
             assert await case.publish(chosen.encode(), id=chosen) == [chosen]
         leases = await case.lease(10)
         assert {lease.message.id for lease in leases} == {lease.message.body.decode() for lease in leases}
@@ -296,11 +298,30 @@ class PublishingContract(Contract):
                 await case.backend.create(name)
 
     @rule("given_ids")
-    async def test_hostile_ids_are_refused_and_nothing_of_their_batch_is_broken(self, case: Case) -> None:
-        for name in HOSTILE_NAMES:
-            with pytest.raises(InvalidName):
-                await case.publish(b"x", id=name)
+    async def test_any_text_can_be_an_id(self, case: Case) -> None:
+        """A text that a store cannot keep as it is has a digest."""
+        chosen = [*filter(None, HOSTILE_NAMES), "0" * 65, "漢" * 10_000, "\U0001f389 a\x00\n"]
+        ids = [to_message_id(text) for text in chosen]
+        assert await case.backend.publish(case.queue, [Draft(body=b"x", id=text) for text in chosen]) == ids
+        for text in chosen:
+            assert await case.publish(b"y", id=text) == [to_message_id(text)]
+        assert [stored.message.id for stored in await case.backend.find(case.queue, ids)] == ids
+        assert await case.leased_bodies(100) == [b"x"] * len(ids)
+
+    @rule("given_ids")
+    async def test_a_text_that_cannot_be_an_id_is_refused(self, case: Case) -> None:
+        for text in NO_IDS:
+            with pytest.raises(InvalidName) as refused:
+                await case.publish(b"x", id=text)
+            assert str(refused.value).isprintable()
         await case.publish(b"good", id="good")
+        assert await case.leased_bodies() == [b"good"]
+
+    async def test_a_text_that_cannot_be_an_id_is_not_stored(self, case: Case) -> None:
+        (known,) = await case.publish(b"good")
+        assert [stored.message.id for stored in await case.backend.find(case.queue, [*NO_IDS, known])] == [known]
+        assert await case.backend.requeue(case.queue, Selection(ids=NO_IDS)) == 0
+        assert await case.backend.remove(case.queue, Selection(ids=NO_IDS)) == 0
         assert await case.leased_bodies() == [b"good"]
 
     @rule("many_queues")

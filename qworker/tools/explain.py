@@ -12,21 +12,22 @@ import msgspec
 
 from qworker.app import Tasks
 from qworker.backend import Backend
+from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
 from qworker.history.event import Event
 from qworker.logs import one_line
-from qworker.message import Query, QueueStats, State, StoredMessage
+from qworker.message import Query, State, StoredMessage
 from qworker.names import counted, id_forms
 from qworker.parcel import unpack
 
 __all__ = ["Code", "Explanation", "Reason", "explain"]
 
-# A position after this one is not counted exactly.
-_FURTHEST = 20_000
 # If a message has been ready for longer than this while no message is leased, probably no worker reads the queue.
 _ABANDONED_S = 5.0
+
+_UNCOUNTED = f". More than {COUNTED:,} messages wait in this queue, so those ahead of it are not counted."
 
 Code = Literal[
     "not-found",
@@ -46,6 +47,7 @@ Code = Literal[
     "no-worker",
     "wrong-queue",
     "suspect",
+    "held",
 ]
 
 
@@ -103,22 +105,20 @@ async def explain(
     stored = next(iter(await backend.find(queue, forms)), None)
     message_id = forms[0] if stored is None else stored.message.id
     history, unreadable = await _history(backend, queue, message_id)
+    held = await _hold(backend, queue, message_id, stored)
     if stored is None:
-        reason = _gone(history[-1]) if history else _not_found(await backend.stats(queue))
-        return Explanation(message_id, queue, None, [reason, *unreadable], None, history, _told_error(history))
+        reason = _gone(history[-1]) if history else _not_found(queue, await glance_at(backend, queue))
+        return Explanation(message_id, queue, None, [reason, *held, *unreadable], None, history, _told_error(history))
     error = stored.error
     if stored.state is not State.FAILED and stored.message.tries and "retry_errors" in backend.deviations:
         error = _told_error(history) or error
-    # Counting takes as long as the queue is deep, so it is done only for a message that waits.
-    stats = await backend.stats(queue) if stored.state in {State.READY, State.DELAYED} else QueueStats(queue=queue)
-    reasons = [*await _by_state(backend, stored, stats, error, clock.time()), *unreadable]
+    reasons = [*await _by_state(backend, stored, error, clock.time()), *unreadable]
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
-        if stats.paused:
-            reasons.insert(0, Reason("paused", f"{queue} is paused: nothing is leased from it until `qworker resume`"))
         if stored.message.deaths:
             reasons.append(Reason("suspect", _suspicion(stored.message.deaths)))
         if tasks is not None:
             reasons += _by_app(stored, tasks)
+    reasons += held
     return Explanation(message_id, queue, stored.state, reasons, stored, history, error)
 
 
@@ -152,23 +152,35 @@ def _gone(last: Event) -> Reason:
     )
 
 
-def _not_found(stats: QueueStats) -> Reason:
-    kept = stats.retention.get("done")
+async def _hold(backend: Backend, queue: str, message_id: str, stored: StoredMessage | None) -> list[Reason]:
+    """Explain the hold of an id, if there is one."""
+    end = await held_until(backend, queue, message_id)
+    if end is None:
+        return []
+    also = "" if stored is None else ", also when the message is gone"
+    return [Reason("held", f"its id is held until{_time(end)}: another message with it is not stored before{also}")]
+
+
+def _not_found(queue: str, glance: QueueGlance) -> Reason:
+    kept = glance.retention.get("done")
     done = f"finished messages here: {kept}" if kept else "finished messages may not be kept here"
     return Reason(
         "not-found",
-        f"{stats.queue} has no message with this id: it has finished ({done}), was removed, or never existed",
+        f"{queue} has no message with this id: it has finished ({done}), was removed, or never existed",
     )
 
 
-async def _by_state(
-    backend: Backend, stored: StoredMessage, stats: QueueStats, error: str | None, now: float
-) -> list[Reason]:
+async def _by_state(backend: Backend, stored: StoredMessage, error: str | None, now: float) -> list[Reason]:
     match stored.state:
-        case State.READY:
-            return await _ready(backend, stored, stats, now)
-        case State.DELAYED:
-            return [_delayed(stored, error, now)]
+        case State.READY | State.DELAYED:
+            queue = stored.message.queue
+            glance = await glance_at(backend, queue)
+            is_ready = stored.state is State.READY
+            reasons = await _ready(backend, stored, glance, now) if is_ready else [_delayed(stored, error, now)]
+            if glance.is_paused:
+                text = f"{queue} is paused: nothing is leased from it until `qworker resume`"
+                reasons.insert(0, Reason("paused", text))
+            return reasons
         case State.LEASED:
             return [_leased(stored, now)]
         case State.FAILED:
@@ -177,12 +189,10 @@ async def _by_state(
             return [Reason("done", f"it finished{_at(stored.finished_at)}")]
 
 
-async def _ready(backend: Backend, stored: StoredMessage, stats: QueueStats, now: float) -> list[Reason]:
-    before = await _position(backend, stored)
-    reasons = [
-        Reason("ready", "it is ready, and the next to be leased" if before == 0 else f"it is ready. {_ahead(before)}")
-    ]
-    if not stats.paused and not stats.leased and now - stored.message.enqueued_at > _ABANDONED_S:
+async def _ready(backend: Backend, stored: StoredMessage, glance: QueueGlance, now: float) -> list[Reason]:
+    where = _ahead(await _position(backend, stored)) if glance.is_short else _UNCOUNTED
+    reasons = [Reason("ready", f"it is ready{where}")]
+    if not glance.is_paused and not glance.has_leases and now - stored.message.enqueued_at > _ABANDONED_S:
         reasons.append(
             Reason(
                 "no-worker",
@@ -194,20 +204,22 @@ async def _ready(backend: Backend, stored: StoredMessage, stats: QueueStats, now
 
 def _ahead(count: int | None) -> str:
     if count is None:
-        return f"There are more than {_FURTHEST:,} messages ahead of it."
-    return f"There {'is' if count == 1 else 'are'} {counted(count, 'message')} ahead of it."
+        return f". There are more than {COUNTED:,} messages ahead of it."
+    if count == 0:
+        return ", and the next to be leased"
+    return f". There {'is' if count == 1 else 'are'} {counted(count, 'message')} ahead of it."
 
 
 async def _position(backend: Backend, stored: StoredMessage) -> int | None:
     """Return how many ready messages are taken before this one. None: too many to count."""
     position = 0
-    async for page in backend.browse(stored.message.queue, Query(State.READY, limit=_FURTHEST)):
+    async for page in backend.browse(stored.message.queue, Query(State.READY, limit=COUNTED + 1)):
         for other in page:
             if other.message.id == stored.message.id:
                 return position
             position += 1
     # The message was taken in the meantime, or is beyond the limit.
-    return None if position >= _FURTHEST else position
+    return None if position > COUNTED else position
 
 
 def _delayed(stored: StoredMessage, error: str | None, now: float) -> Reason:
@@ -279,6 +291,8 @@ def _times(count: int) -> str:
 
 
 def _at(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f" at {datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%SZ}"
+    return "" if seconds is None else f" at{_time(seconds)}"
+
+
+def _time(seconds: float) -> str:
+    return f" {datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%SZ}"

@@ -15,7 +15,7 @@ from qworker.decision import Fail, Retry, outcome_of
 from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import InvalidArguments
-from qworker.failure_text import ProcessDied, failure_text, summary_of
+from qworker.failure_text import NotBegun, ProcessDied, failure_text, summary_of
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
 from qworker.names import printable
@@ -27,8 +27,8 @@ from qworker.worker.state import WorkerState
 
 __all__ = ["Executor", "Runner"]
 
-# Seconds until a message whose task is unknown here can be leased again.
-_UNKNOWN_DELAY = 10.0
+# Seconds until a message can be leased again whose task is unknown here, or whose child process cannot start the app.
+_RELEASE_DELAY = 10.0
 # The limit of logged names, because names come from outside.
 _MOST_WARNINGS = 1000
 
@@ -125,7 +125,7 @@ class Executor:
         if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(name)
             self._log.warning(events.UNKNOWN_TASK, **{events.TASK: printable(delivery.task), events.QUEUE: queue})
-        delivery.settle(SettleAction.RELEASE, delay=_UNKNOWN_DELAY)
+        delivery.settle(SettleAction.RELEASE, delay=_RELEASE_DELAY)
         return False
 
     def _has_tries_left(self, delivery: Delivery) -> bool:
@@ -235,10 +235,18 @@ class Executor:
             elif isinstance(error, Retry):
                 reason, delay = outcome_of(error)
                 self._fail(delivery, reason, delay=delay)
+            elif isinstance(error, NotBegun):
+                self._put_back(delivery, error)
             else:
                 self._fail(delivery, failure_text(error))
         except BaseException as problem:  # noqa: BLE001 - a bug of a Retry or a backoff fails only this message
             self._contain(delivery, problem)
+
+    def _put_back(self, delivery: Delivery, error: NotBegun) -> None:
+        """Release a suspect whose handler was not called. It counts no try, and the message stays a suspect."""
+        fields = {events.ERROR_TYPE: error.type_name, events.ERROR: summary_of(error)}
+        self._log.warning(events.ISOLATION_FAILED, **delivery.fields(), **fields)
+        delivery.settle(SettleAction.RELEASE, delay=_RELEASE_DELAY)
 
     def _contain(self, delivery: Delivery, problem: BaseException) -> None:
         """Fail a message because of an error outside of its handler."""

@@ -23,6 +23,10 @@ __all__ = ["WorkerLoops"]
 
 # The least and the most seconds, on average, until a suspect that finds no free process can be leased again.
 _SUSPECT_DELAYS = (1.0, 30.0)
+_NOT_IMPORTABLE = (
+    "the Tasks object is not a global name of a module, so messages that killed their process run in this one:"
+    " make it a global name of an importable module"
+)
 
 
 class WorkerLoops:
@@ -37,7 +41,9 @@ class WorkerLoops:
         runners: dict[str, Runner] = {"thread": self.threads, "process": self.processes}
         self.isolated_processes: ProcessRunner | None = None
         place = app_place(state.app)
-        if place is not None:
+        if place is None:
+            state.log.warning(events.ISOLATION_DISABLED, **{events.ERROR: _NOT_IMPORTABLE})
+        else:
             runners["isolated"] = self.isolated_processes = ProcessRunner(state.options.isolated, state.clock, place)
         self.lease_extender = LeaseExtender(state)
         self.settler = Settler(state, self.lease_extender.stop_extending)

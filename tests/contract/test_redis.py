@@ -38,7 +38,7 @@ class TestRedis(BackendContract):
 async def test_pages_of_the_ready_messages_join_two_orders(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(browse, "_FIRST", size)
+    monkeypatch.setattr(browse, "FIRST", size)
     monkeypatch.setattr(browse, "_BATCH", size)
     async with RedisHarness(server) as harness:
         case = Case(harness, await harness.open())

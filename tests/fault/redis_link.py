@@ -28,6 +28,11 @@ def set_link(state: str) -> None:
     subprocess.run(["ip", "link", "set", "lo", state], check=True)
 
 
+def _draft(number: int) -> Draft:
+    """Every second message has a given id."""
+    return Draft(body=b"%d" % number, id=f"order-{number}" if number % 2 else None)
+
+
 async def main(messages: int) -> None:
     set_link("up")
     runs: Counter[str] = Counter()
@@ -49,7 +54,7 @@ async def main(messages: int) -> None:
             backend = open_backend(server.tcp_url + query)
             published = 0
             for number in range(first, messages, PUBLISHERS):
-                published += len(await backend.publish(QUEUE, [Draft(body=b"%d" % number)]))
+                published += len(await backend.publish(QUEUE, [_draft(number)]))
                 await let_pass(0.05)
             await backend.aclose()
             return published

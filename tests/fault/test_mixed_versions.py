@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.message import Query, State
+from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from tests.fault import mixed_programs
 from tests.fault.harness import kill
@@ -143,6 +144,99 @@ def test_processes_of_31528ec_and_of_today_share_a_queue_under_kills(
             assert process.wait(PATIENCE) in {0, -signal.SIGTERM}, crowd.said()
         check(urls["new"], crowd.books, publishers, killed)
         assert {line.partition(" ")[2] for line in crowd.books.read("acked")} == set(workers)
+
+
+# Leases all messages with the code of 31528ec, and ends each lease as the body says. Prints each lease.
+OLD_STEPS = """
+import asyncio, json, sys
+from qworker.message import Settle, Settlement
+from qworker.registry import open_backend
+
+async def main(url):
+    backend = open_backend(url)
+    await backend.open()
+    seen, turn = [], {}
+    for _ in range(5):
+        await backend.reap("mixed")
+        for lease in await backend.lease("mixed", 100, 30.0):
+            message = lease.message
+            word = message.body.decode()
+            turn[word] = turn.get(word, 0) + 1
+            seen.append([word, message.tries])
+            hows = {"acked": "ack", "retried": "fail_tmp", "failed": "fail_perm", "released": "release"}
+            how = "ack" if word == "retried" and turn[word] > 1 else hows[word]
+            delay = 600.0 if word == "released" else 0.0
+            refused = await backend.settle([Settlement(lease=lease, how=Settle(how), delay=delay, error="no")])
+            assert refused == [], refused
+    await backend.aclose()
+    print(json.dumps(seen))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def make_suspects(url: str, *bodies: str) -> None:
+    """Publish messages, each with three attempts that ended with a death."""
+    backend = open_backend(url)
+    await backend.publish(mixed_programs.QUEUE, [Draft(body=body.encode(), id=f"given:{body}") for body in bodies])
+    for _ in range(3):
+        await backend.reap(mixed_programs.QUEUE)
+        leases = await backend.lease(mixed_programs.QUEUE, 100, 30.0)
+        assert len(leases) == len(bodies)
+        died = [Settlement(lease=one, action=SettleAction.FAIL_TMP, died=True, error="died") for one in leases]
+        assert await backend.settle(died) == []
+    await backend.reap(mixed_programs.QUEUE)
+    found = await backend.find(mixed_programs.QUEUE, [f"given:{body}" for body in bodies])
+    assert [(one.message.tries, one.message.deaths) for one in found] == [(3, 3)] * len(bodies)
+    await backend.aclose()
+
+
+def test_mixed_versions_a_program_of_31528ec_leases_and_settles_suspects(
+    old: dict[str, str], urls: dict[str, str], tmp_path: Path
+) -> None:
+    """A suspect has zeros in front of its tries in a directory, and bits above the flags on Redis."""
+    words = ["acked", "retried", "failed", "released"]
+    asyncio.run(make_suspects(urls["new"], *words))
+    if urls["new"].startswith("file"):
+        names = [path.name for part in ("queue", "delay") for path in (tmp_path / "spool" / "mixed" / part).iterdir()]
+        assert len([name for name in names if "_0003" in name]) == 4
+    command = [sys.executable, "-c", OLD_STEPS, urls["old"]]
+    ended = subprocess.run(command, env=old, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert Counter(map(tuple, json.loads(ended.stdout))) == Counter([*[(word, 3) for word in words], ("retried", 4)])
+
+    async def look() -> dict[str, tuple[State, int, int]]:
+        backend = open_backend(urls["new"])
+        found = await backend.find(mixed_programs.QUEUE, [f"given:{word}" for word in words])
+        await backend.aclose()
+        return {one.message.body.decode(): (one.state, one.message.tries, one.message.deaths) for one in found}
+
+    found = asyncio.run(look())
+    assert {word: (state, tries) for word, (state, tries, _) in found.items()} == {
+        "acked": (State.DONE, 3),
+        "retried": (State.DONE, 4),
+        "failed": (State.FAILED, 3),
+        "released": (State.DELAYED, 3),
+    }
+    # What was not run is still a suspect.
+    assert found["released"][2] == 3
+
+
+def test_mixed_versions_a_worker_of_31528ec_runs_suspects(
+    old: dict[str, str], urls: dict[str, str], tmp_path: Path
+) -> None:
+    names = [f"new-{number}" for number in range(10)]
+    asyncio.run(make_suspects(urls["new"], *names))
+    with ExitStack() as stack:
+        crowd = Crowd(old, urls, tmp_path, stack)
+        worker = crowd.start("old", "work", "old")
+        crowd.until_acked(9, [worker])
+        asyncio.run(until_idle(urls["new"]))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(PATIENCE) == 0, crowd.said()
+    assert set(asyncio.run(ended(urls["new"], State.DONE)).values()) == {*names} - {"new-7"}
+    assert set(asyncio.run(ended(urls["new"], State.FAILED)).values()) == {"new-7"}
+    assert Counter(crowd.books.read("run")) == Counter(f"{name} 3" for name in names)
 
 
 async def until_idle(url: str) -> None:

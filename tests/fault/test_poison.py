@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -67,6 +69,18 @@ def raises() -> None:
 
 
 _WAITING = (State.READY, State.LEASED, State.DELAYED)
+# The app in a child process of a worker, while the file is there.
+CHILD = """
+import sys
+
+@asynccontextmanager
+async def broken(app):
+    raise RuntimeError("the settings are gone")
+    yield
+
+if "isolated_main" in " ".join(sys.orig_argv) and os.path.exists(os.environ["BROKEN"]):
+    {fault}
+"""
 
 
 class Poisoned:
@@ -99,10 +113,9 @@ class Poisoned:
         )
 
     @contextmanager
-    def worker(self, *options: str) -> Generator[subprocess.Popen[bytes]]:
-        with subprocess.Popen(
-            self.command("run", "poison_app:tasks", *options), cwd=self.folder, env=self.environment
-        ) as process:
+    def worker(self, *options: str, output: IO[bytes] | None = None) -> Generator[subprocess.Popen[bytes]]:
+        command = self.command("run", "poison_app:tasks", *options)
+        with subprocess.Popen(command, cwd=self.folder, env=self.environment, stderr=output) as process:
             try:
                 yield process
             finally:
@@ -209,3 +222,59 @@ def test_an_exception_makes_no_suspect(poisoned: Poisoned) -> None:
         assert poisoned.pids("raises") == [worker.pid] * 3
     (failed,) = poisoned.stored(State.FAILED)
     assert failed.message.deaths == 0
+
+
+BROKEN = {
+    "import": "raise ImportError('the settings are gone')",
+    "exit": "raise SystemExit('the settings are gone')",
+    "no task": "del tasks.registered_tasks['poison']",
+    "lifespan": "tasks.lifespan = broken",
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_child_that_cannot_start_the_app_clears_no_suspicion_and_counts_no_try(poisoned: Poisoned, what: str) -> None:
+    """Only the child has this fault. So a repaired app can run the message."""
+    broken = poisoned.folder / "broken"
+    broken.touch()
+    with (poisoned.folder / "poison_app.py").open("a") as app:
+        app.write(CHILD.format(fault=BROKEN[what]))
+    poisoned.environment["BROKEN"] = str(broken)
+    poisoned.enqueue("poison")
+    poisoned.go()
+    with poisoned.worker() as first:
+        assert first.wait(timeout=20) == -signal.SIGKILL
+    log = poisoned.folder / "log"
+    with log.open("wb") as output, poisoned.worker("--log-format", "json", output=output) as second:
+        wait_for(lambda: b'"isolation_failed"' in log.read_bytes(), show=log.read_text)
+        wait_for(lambda: poisoned.stored(State.DELAYED))
+        assert second.poll() is None
+    assert second.returncode == 0
+    (waiting,) = poisoned.stored(State.DELAYED)
+    assert (waiting.message.tries, waiting.message.deaths) == (1, 1)
+    (line,) = [line for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "isolation_failed"]
+    assert line["message_id"] == waiting.message.id
+    assert "the settings are gone" in line["error"] or "no handler 'poison'" in line["error"]
+    assert poisoned.started() == {"poison-state": 1}
+    broken.unlink()
+    if what != "import":
+        return
+    with poisoned.worker() as third:
+        wait_for(poisoned.is_empty)
+        assert third.poll() is None
+        assert third.pid not in poisoned.pids("poison")
+    assert poisoned.started() == {"poison-state": 3}
+
+
+def test_an_app_that_no_child_can_import_is_reported_when_the_worker_starts(poisoned: Poisoned) -> None:
+    for hidden in (False, True):
+        if hidden:
+            source = (poisoned.folder / "poison_app.py").read_text().replace("tasks = Tasks(", "apps = [Tasks(", 1)
+            source = source.replace("lifespan=lifespan)", "lifespan=lifespan)]", 1).replace("@tasks.", "@apps[0].")
+            (poisoned.folder / "poison_app.py").write_text(source + "\ndef __getattr__(name):\n    return apps[0]\n")
+        log = poisoned.folder / f"log-{hidden}"
+        with log.open("wb") as output, poisoned.worker("--burst", "--log-format", "json", output=output) as worker:
+            assert worker.wait(timeout=20) == 0
+        events = Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
+        assert events["worker_started"] == 1
+        assert events["isolation_disabled"] == hidden

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from qworker.backend.registry import open_backend
-from qworker.message import Draft, Selection, SettleAction, Settlement, State
+from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State
 from qworker_redis.keys import queue_key
 from qworker_redis.rfq.keys import rfq_key
 from tests.support.depth import DEPTH
@@ -123,6 +123,47 @@ async def test_a_purge_of_a_topic_does_not_stop_at_ids_whose_map_is_gone(server:
     assert client.llen(rfq_key(QUEUE, "backlog")) == 1600
     assert await backend.remove(QUEUE, Selection(state=State.READY)) == 100
     assert client.llen(rfq_key(QUEUE, "backlog")) == 0
+    await backend.aclose()
+
+
+async def test_a_purge_removes_all_messages_although_the_count_of_removed_ones_is_too_high(
+    server: RedisServer, client: Redis
+) -> None:
+    backend = open_backend(server.url)
+    await backend.publish(QUEUE, [Draft(body=b"%d" % number) for number in range(5)])
+    client.hset(queue_key(QUEUE, "meta"), "gone", 100)
+    assert (await backend.stats(QUEUE)).ready == 5
+    assert await backend.remove(QUEUE, Selection(state=State.READY)) == 5
+    await backend.reap(QUEUE)
+    assert (await backend.stats(QUEUE)).ready == 0
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rfq"])
+@pytest.mark.parametrize("how", ["find", "part"])
+async def test_large_messages_are_read_in_several_answers_and_small_ones_in_one(
+    server: RedisServer, client: Redis, scheme: str, how: str
+) -> None:
+    """The server keeps an answer in its memory, and so does the reader."""
+    backend = open_backend(f"{scheme}://127.0.0.1:{server.port}/0")
+    sizes = {"large": 1 << 20, "small": 10}
+    for queue, size in sizes.items():
+        drafts = [Draft(body=bytes([number]) * size) for number in range(30)]
+        ids = await backend.publish(queue, drafts)
+        client.config_resetstat()
+        if how == "find":
+            found = await backend.find(queue, [*ids, "absent", *ids])
+        else:
+            (part,) = await backend.parts(queue, State.READY, 1)
+            found = [each async for page in backend.browse(queue, Query(State.READY, part=part)) for each in page]
+        assert sorted(one.message.body for one in found) == [draft.body for draft in drafts]
+        if how == "find":
+            assert [one.message.id for one in found] == ids
+            assert script_calls(client) == (4 if size > 10 else 1)
+        elif scheme == "redis":
+            # The first command has 10, because their size is not known then.
+            reads = client.info("commandstats")["cmdstat_hmget"]["calls"]
+            assert reads > 3 * 3 if size > 10 else reads <= 3 * 3
     await backend.aclose()
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +23,7 @@ from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker.worker import Worker, WorkerOptions
 from qworker_redis import RedisBackend
-from qworker_redis.keys import PARTS, queue_key
+from qworker_redis.keys import PARTS, REGISTER, queue_key
 from qworker_redis.rfq.backend import RfqBackend
 from qworker_redis.rfq.keys import PARTS as RFQ_PARTS
 from qworker_redis.rfq.keys import rfq_key
@@ -106,6 +109,29 @@ async def test_a_key_of_another_type_stops_its_own_queue_only_and_is_named(
     assert all("rename this key" in log["error"] for log in lines)
     assert (await checks(server, scheme))["redis keys"].health is CheckStatus.OK
     await backend.aclose()
+
+
+@pytest.mark.parametrize("command", ["run", "enqueue", "ls", "create"])
+def test_a_register_of_another_type_is_named_in_one_line(server: RedisServer, tmp_path: Path, command: str) -> None:
+    (tmp_path / "wrong_app.py").write_text(
+        f"from qworker import Tasks\ntasks = Tasks({url_of(server, 'redis')!r})\n@tasks.task\ndef work(): ...\n"
+    )
+    rest = {
+        "run": ["wrong_app:tasks", "--burst"],
+        "enqueue": ["wrong_app:tasks", "work"],
+        "ls": [url_of(server, "redis")],
+        "create": [url_of(server, "redis"), "other"],
+    }[command]
+    with server.client() as client:
+        client.flushall()
+        client.set(REGISTER, "planted")
+        program = [sys.executable, "-m", "qworker", command, *rest]
+        ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+        client.delete(REGISTER)
+    assert ended.returncode == 1
+    expected = "the names of the queues cannot be used, because the Redis key qworker:queues is not a set: "
+    expected += "rename this key, or delete it if nothing needs it"
+    assert ended.stderr.splitlines() == [f"qworker: {expected}"]
 
 
 async def attempt_everything(backend: Backend, held: Sequence[Lease]) -> list[str]:

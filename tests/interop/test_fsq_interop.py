@@ -62,6 +62,34 @@ async def test_what_qworker_publishes_is_scanned_by_fsq(backend: Backend, peer: 
     assert len(await list_messages(backend, QUEUE, Query(State.DONE))) == 5
 
 
+async def test_fsq_runs_retries_and_finishes_suspects(backend: Backend, peer: Fsq, tmp_path: Path) -> None:
+    """A suspect has a zero in front of its tries for each death."""
+    await backend.publish(QUEUE, [Draft(body=b"finished"), Draft(body=b"retried", id="order-17")])
+    for _ in range(3):
+        await backend.reap(QUEUE)
+        leases = await backend.lease(QUEUE, 2, 30.0)
+        died = [Settlement(lease=lease, action=SettleAction.FAIL_TMP, died=True) for lease in leases]
+        assert len(died) == 2
+        assert await backend.settle(died) == []
+    await backend.reap(QUEUE)
+    # fsq runs what is in queue/. A lease that is released leaves it there.
+    leases = await backend.lease(QUEUE, 2, 30.0)
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases]) == []
+    assert [lease.message.deaths for lease in leases] == [3, 3]
+    assert len(list((tmp_path / "spool" / QUEUE / "queue").glob("*_0003*"))) == 2
+    out = tmp_path / "out"
+    fail = 'test "$FSQ_ITEM_TRIES" -gt 3 || grep -q finished body || exit 111'
+    script = f'cd {tmp_path}; cat > body; echo "$(cat body) $((10#$FSQ_ITEM_TRIES))" >> {out}; {fail}'
+    _, output = await peer.run("scan", "-m", "9", QUEUE, "/bin/bash", "-c", script)
+    assert out.exists(), output
+    assert out.read_text().split("\n")[:-1] in (["finished 3", "retried 3"], ["retried 3", "finished 3"]), output
+    (waiting,) = await backend.find(QUEUE, ["order-17"])
+    assert (waiting.message.tries, waiting.message.deaths) == (4, 0)
+    await peer.run("scan", "-m", "9", QUEUE, "/bin/bash", "-c", script)
+    assert out.read_text().split("\n")[2:-1] == ["retried 4"]
+    assert len(await list_messages(backend, QUEUE, Query(State.DONE))) == 2
+
+
 async def test_fsq_and_qworker_work_on_one_queue_and_each_item_runs_once(
     backend: Backend, peer: Fsq, tmp_path: Path
 ) -> None:

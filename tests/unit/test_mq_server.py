@@ -12,12 +12,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
 from qworker.message import Draft, Lease, SettleAction, Settlement
+from qworker.names import to_message_id
 from qworker.server.openapi import document
 from qworker.server.server import require_token_if_public
 from qworker.testing.wait_until import wait_until
@@ -62,6 +64,32 @@ def test_a_message_makes_the_round_on_any_backend(server: Served) -> None:
         assert ask(server, "DELETE", f"/inbox/messages/{headers['X-Message-Id']}")[0] == 202
     assert ask(server, "DELETE", "/inbox")[0] == 200
     assert ask(server, "GET", "/inbox")[0] == 404
+
+
+@pytest.mark.parametrize("chosen", ["order-17", "an order, of: é 漢", "..%2f", "0" * 100, "a" * 500])
+def test_a_message_is_found_and_deleted_by_any_id_that_its_publisher_chose(server: Served, chosen: str) -> None:
+    def publish() -> Response:
+        return ask(server, "POST", "/-/inbox/publish", json.dumps([{"body": "eA==", "id": chosen}]).encode())
+
+    ids = json.loads(publish()[2])
+    assert ids == json.loads(publish()[2]) == [to_message_id(chosen)]
+    path = f"/inbox/messages/{quote(chosen, safe='')}"
+    assert json.loads(ask(server, "GET", f"/-{path}")[2])["message"]["id"] == ids[0]
+    found = json.loads(ask(server, "POST", "/-/inbox/find", json.dumps({"ids": [chosen, *ids]}).encode())[2])
+    assert [stored["message"]["id"] for stored in found] == ids
+    assert ask(server, "GET", f"/-{path}/history")[::2] == (200, b"[]")
+    assert ask(server, "DELETE", path)[0] == 202
+    assert ask(server, "GET", f"/-{path}")[0] == 404
+    publish()
+    assert ask(server, "POST", "/-/inbox/remove", json.dumps({"ids": [chosen]}).encode())[2] == b"1"
+
+
+@pytest.mark.parametrize("chosen", ["", "\ud800"])
+def test_a_text_that_cannot_be_an_id_is_refused_with_one_line(server: Served, chosen: str) -> None:
+    body = json.dumps([{"body": "eA==", "id": chosen}]).encode()
+    status, _, text = ask(server, "POST", "/-/inbox/publish", body)
+    assert status == 400
+    assert len(text.splitlines()) == 1
 
 
 def test_an_empty_message_is_a_message(server: Served) -> None:

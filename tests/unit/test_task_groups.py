@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import anyio
 import pytest
 import uvloop
 
@@ -135,6 +136,49 @@ def test_a_cancelled_caller_is_cancelled_and_a_result_that_it_misses_is_undone(r
         # With the cancellation in the same turn the future has its result, but the work never sees it.
         received = [] if racing.cancelled() else [racing.result()]
         assert undone + received == (["lease"] if turns else [])
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["task", "scope"])
+def test_an_undo_that_has_begun_ends_although_its_caller_is_cancelled(run, how):
+    """The lease of a client that has disconnected is released, also if the server ends at that moment."""
+
+    async def test() -> None:
+        undone: list[Any] = []
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def slow_undo(result: Any) -> None:
+            begun.set()
+            await may_end.wait()
+            await undo(undone, result)
+
+        async def work() -> str:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+            return "lease"
+
+        scope = anyio.CancelScope()
+
+        async def call() -> None:
+            with scope:
+                await run_until(partial(give, "end"), work(), slow_undo)
+
+        calling = asyncio.create_task(call())
+        await begun.wait()
+        for _ in range(2):
+            if how == "task":
+                calling.cancel()
+            else:
+                scope.cancel()
+            await give_turns(5)
+        assert not calling.done()
+        may_end.set()
+        await asyncio.wait([calling])
+        assert undone == ["lease"]
+        assert calling.cancelled() == (how == "task")
 
     run(test)
 

@@ -6,7 +6,8 @@
 --     kind l: it is that row, and the member comes before it; s: it is that member, and the row comes before it;
 --     e: both were seen last. A number is where the row was: rows have moved towards the front since.
 -- RETURNS: [] if there is no queue; or [1, then for each message: id, value, state, place, claim, error]; for a state,
---   where to continue in place of the 1, if there may be more
+--   where to continue in place of the 1, if there may be more; for ids, [how many ids were read], if the bodies of all
+--   are too large for one answer
 --   place: the time us that orders its state; of a ready one of a state, where it is, separated by ~
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, gone = unpack(KEYS)
 local head = call('HMGET', meta, 'version', 'gone')
@@ -19,11 +20,14 @@ while take_due(msg, sorted, delayed, clock(), 1000) == 1000 do end
 -- between two pages.
 local NEAR = 1000
 local answer = {1}
+-- The bytes of the values in the answer, and how many are enough.
+local size, MOST_BYTES = 0, 8388608
 local sets = {leased = leased, delayed = delayed, fail = fail, done = done}
 
 local function tell_of(id, value, state, place)
   insert(answer, id)
   insert(answer, value)
+  size = size + #value
   insert(answer, state)
   insert(answer, place or '0')
   insert(answer, call('HGET', claims, id) or '')
@@ -158,7 +162,13 @@ local function given(argument)
 end
 
 if ARGV[1] == 'id' then
-  for i = 2, #ARGV do one(ARGV[i]) end
+  for i = 2, #ARGV do
+    one(ARGV[i])
+    if size > MOST_BYTES and i < #ARGV then
+      answer[1] = {i - 1}
+      break
+    end
+  end
 else
   local limit, newest = tonumber(ARGV[2]), ARGV[3] == '1'
   if ARGV[1] == 'ready' then

@@ -1,13 +1,15 @@
 -- Store messages: ready, or delayed until they are due. It is the only script that a full store refuses.
 -- KEYS: meta msg ready sorted delayed leased claims keys wake holds mark
--- ARGV: sequence, 1 if an earlier attempt may have been made (not used), then for each message: id, special, rest
+-- ARGV: sequence, what this server's clock was before the call began (us), then for each message: id, special, rest
 --   special: '' for a message with nothing unusual; i if the client was given its id; or tries (2 bytes), delay us (8),
---     due us (8; 0: none), priority (1; 128 more if this is next: us for which the id stays taken (8)), big-endian, and
---     the key
+--     due us (8; 0: none), priority (1; 64 more if the client was given the id; 128 more if this is next: us for which
+--     the id stays taken (8)), big-endian, and the key
 --   rest: the value without its tries and order
--- RETURNS: [1 if the queue is new, then pairs of a message's number and the id that is stored instead of it]
+-- RETURNS: [1 if the queue is new, then pairs of a message's number and the id that is stored instead of it]; or
+--   [-now us] if nothing was done, because this may be a request that the network has delivered late: its client calls
+--   again with that time
 local meta, msg, ready, sorted, delayed, leased, claims, keys, wake, holds, mark = unpack(KEYS)
-local sequence = ARGV[1]
+local sequence, before = ARGV[1], tonumber(ARGV[2])
 -- Also for a first attempt: the network may deliver it late, when its repetition was stored, leased and acked.
 local earlier = answered(mark, sequence)
 if earlier then return earlier end
@@ -15,18 +17,22 @@ local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
 
 local now = clock()
-local ids, held, is_given = {}, {}, false
+local ids, given, held = {}, {}, {}
 for i = 1, (#ARGV - 2) / 3 do
   ids[i] = ARGV[3 * i]
-  is_given = is_given or ARGV[3 * i + 1] ~= ''
-end
-if is_given and call('EXISTS', holds) == 1 then
-  for i, id in ipairs(ids) do
-    local ends = call('ZSCORE', holds, id)
-    held[i] = ends and tonumber(ends) > now
-  end
+  local special = ARGV[3 * i + 1]
+  given[i] = special == 'i' or special ~= '' and string.byte(special, 19) % 128 > 63
 end
 local stored = call('HMGET', msg, unpack(ids))
+local is_late = false
+for i, id in ipairs(ids) do
+  if given[i] then
+    local ends = call('ZSCORE', holds, id)
+    held[i] = ends and tonumber(ends) > now
+    is_late = not stored[i] and not held[i] and may_be_late(holds, id, before, now) or is_late
+  end
+end
+if is_late then return {-now - 1} end
 local answer = {version and 0 or 1}
 local sets, rows, awake, checked = {}, {}, false, false
 
@@ -40,6 +46,7 @@ local function put_special(i, id)
     priority = priority - 128
     hold, at = struct.unpack('>I8', special, at)
   end
+  priority = priority % 64
   local key = string.sub(special, at)
   if key ~= '' then
     local pending = call('HGET', keys, key)
@@ -67,6 +74,7 @@ end
 
 for i = 1, #ids do
   local id = ids[i]
+  if given[i] then note_publish(holds, id, now) end
   if not stored[i] and not held[i] then
     local special = ARGV[3 * i + 1]
     if special == '' or special == 'i' then

@@ -1,26 +1,28 @@
 -- Delete messages in any state, also leased ones: by their ids, or those of a state.
--- KEYS: meta msg ready sorted delayed leased claims keys errors fail done gone
+-- KEYS: meta msg ready sorted delayed leased claims keys errors fail done gone holds
 -- ARGV: ids, then ids; or a state (ready, delayed, leased, done, fail) and how many
 -- RETURNS: messages deleted; -1 if there is no queue; -2 if only rows of messages that are gone were deleted
-local meta, msg, ready, sorted, delayed, leased, claims, keys, errors, fail, done, gone = unpack(KEYS)
+local meta, msg, ready, sorted, delayed, leased, claims, keys, errors, fail, done, gone, holds = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'gone')
 if not state[1] then return -1 end
 if state[1] ~= '1' then return too_new(state[1]) end
-check_types({sorted, delayed, leased, fail, done}, {msg, claims, keys, errors, gone}, {ready})
+check_types({sorted, delayed, leased, fail, done, holds}, {msg, claims, keys, errors, gone}, {ready})
 local removed = tonumber(state[2] or 0)
 local sets = {leased = leased, delayed = delayed, fail = fail, done = done}
 
-local function drop(id, value)
+-- A message that has probably not been leased keeps no hold, as in a directory.
+local function drop(id, value, state)
+  if (state == 'ready' or state == 'delayed') and struct.unpack('>I2', value) == 0 then call('ZREM', holds, id) end
   free_key(keys, key_of(value), id)
   call('HDEL', msg, id)
   call('HDEL', errors, id)
 end
 
 local function take_out(id, value)
-  for _, set in pairs(sets) do
+  for state, set in pairs(sets) do
     if call('ZREM', set, id) == 1 then
       call('HDEL', claims, id)
-      return
+      return state
     end
   end
   -- A list is searched from its end to find a row, so leave the row, and record that it has no meaning.
@@ -28,6 +30,7 @@ local function take_out(id, value)
     call('HINCRBY', gone, id, 1)
     removed = removed + 1
   end
+  return 'ready'
 end
 
 local function by_ids()
@@ -35,8 +38,7 @@ local function by_ids()
   for i = 2, #ARGV do
     local value = call('HGET', msg, ARGV[i])
     if value then
-      take_out(ARGV[i], value)
-      drop(ARGV[i], value)
+      drop(ARGV[i], value, take_out(ARGV[i], value))
       count = count + 1
     end
   end
@@ -50,7 +52,7 @@ local function drop_all(ids)
   local values, count = read(msg, ids), 0
   for i, id in ipairs(ids) do
     if values[i] then
-      drop(id, values[i])
+      drop(id, values[i], ARGV[1])
       count = count + 1
     end
   end

@@ -8,6 +8,8 @@ local state = call('HMGET', meta, 'version', 'down', 'gone')
 if not state[1] then return {} end
 if state[1] ~= '1' then return too_new(state[1]) end
 local now, removed = clock(), tonumber(state[3] or 0)
+-- A count that cannot be right hides no message. The next reap repairs it.
+if removed > call('LLEN', ready) then removed = 0 end
 while take_due(msg, sorted, delayed, now, 1000) == 1000 do end
 
 local oldest = {}

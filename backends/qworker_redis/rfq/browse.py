@@ -8,7 +8,8 @@ from typing import cast
 from qworker.kit.browse import bad_position, place_of, position_of
 from qworker.kit.parts import WHOLE, bad_part
 from qworker.message import Query, State, StoredMessage
-from qworker_redis.browse import browse_pages, encode_text, format_number, make_stored
+from qworker_redis.browse import browse_pages, format_number, make_stored
+from qworker_redis.codec import encode_text
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply

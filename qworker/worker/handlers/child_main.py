@@ -130,9 +130,12 @@ class LeaseCheck:
 
 
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`begun` when the handler is imported, `check_lease` each time that it checks its lease, and then how it ended."""
+    """`begun` when the handler is imported, `check_lease` each time that it checks its lease, and then how it ended.
 
-    how: Literal["begun", "check_lease", "returned", "retry", "fail", "raised"]
+    `not_begun` is the end of an isolated handler that was not called: the app could not be imported or started.
+    """
+
+    how: Literal["begun", "check_lease", "returned", "retry", "fail", "raised", "not_begun"]
     reason: str = ""
     delay: float | None = None
     error_type: str = ""

@@ -18,7 +18,6 @@ from qworker.definition.callables import not_run_error
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text
 from qworker.kit.linux import die_first_without_memory
-from qworker.task import Handler
 from qworker.worker.handlers.child_main import (
     ChildSetup,
     Handlers,
@@ -59,10 +58,10 @@ async def _serve(parent: socket.socket, setup: ChildSetup) -> None:
                     parent.sendall(to_frame(reply))
                     request = await asyncio.to_thread(receive_request, parent)
                     answered = request is None
-        except Exception as error:  # the import and the lifespan are code of the app
+        except (Exception, SystemExit) as error:  # the import and the lifespan are code of the app
             if answered or request is None:
                 raise
-            parent.sendall(to_frame(RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))))
+            parent.sendall(to_frame(_not_begun(error)))
             request = await asyncio.to_thread(receive_request, parent)
 
 
@@ -90,7 +89,10 @@ async def _outcome(app: Tasks, state: Any, request: RunRequest, parent: socket.s
     logs.RUNNING.set(Running(request))
     lease = LeaseCheck(parent)
     try:
-        handler = _find(app, request)
+        handler = app.raw_handlers.get(request.message.queue) if request.raw else app.registered_tasks.get(request.name)
+        if handler is None:
+            text = f"the app has no handler {request.name!r} when it is imported again: register it on import"
+            return _not_begun(UsageError(text))
         args, kwargs = arguments(handler.signature, request, lease, state)
         parent.sendall(to_frame(RunReply(how="begun")))
         if handler.kind == "async":
@@ -107,9 +109,5 @@ async def _outcome(app: Tasks, state: Any, request: RunRequest, parent: socket.s
     return RunReply(how="returned")
 
 
-def _find(app: Tasks, request: RunRequest) -> Handler:
-    handler: Handler | None
-    handler = app.raw_handlers.get(request.message.queue) if request.raw else app.registered_tasks.get(request.name)
-    if handler is None:
-        raise UsageError(f"the app has no handler {request.name!r} when it is imported again: register it on import")
-    return handler
+def _not_begun(error: BaseException) -> RunReply:
+    return RunReply(how="not_begun", reason=failure_text(error), error_type=error_type(error))

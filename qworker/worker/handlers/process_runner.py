@@ -22,7 +22,7 @@ from qworker.app import Tasks
 from qworker.clock import Clock
 from qworker.decision import Fail, Retry
 from qworker.errors import UsageError
-from qworker.failure_text import ProcessDied, RemoteFailure, error_type
+from qworker.failure_text import NotBegun, ProcessDied, RemoteFailure, error_type
 from qworker.task import Handler, RawHandler
 from qworker.worker.delivery import CancelReason, Delivery
 from qworker.worker.handlers.child_main import LENGTH, ChildSetup, RunReply, RunRequest, to_frame
@@ -270,7 +270,8 @@ def _error(reply: RunReply) -> BaseException | None:
         return Retry(reply.reason, delay=reply.delay)
     if reply.how == "fail":
         return Fail(reply.reason)
-    return RemoteFailure(reply.error_type, reply.reason)
+    kind = NotBegun if reply.how == "not_begun" else RemoteFailure
+    return kind(reply.error_type, reply.reason)
 
 
 def process_limit(concurrency: int) -> int:

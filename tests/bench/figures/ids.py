@@ -17,6 +17,8 @@ _WORDS = {
     "again": "publish of an id that is stored",
     "find": "find of an id",
     "explain": "explain of a failed message by its id",
+    "explain_ready": "explain of a ready message by its id",
+    "explain_delayed": "explain of a delayed message by its id",
 }
 
 
@@ -121,6 +123,8 @@ def ask(given: dict[str, Any]) -> dict[str, float]:
             "again": lambda n: backend.publish(QUEUE, [Draft(body=b"x", id=f"{kinds[n % 3]}-{n % 100}")]),
             "find": lambda n: backend.find(QUEUE, [f"{kinds[n % 3]}-{n % 100}"]),
             "explain": lambda n: explain(backend, QUEUE, f"failed-{n % 100}"),
+            "explain_ready": lambda n: explain(backend, QUEUE, f"ready-{n % 100}"),
+            "explain_delayed": lambda n: explain(backend, QUEUE, f"delayed-{n % 100}"),
         }
         found: dict[str, float] = {}
         for name, call in calls.items():

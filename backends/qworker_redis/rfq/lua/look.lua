@@ -3,7 +3,8 @@
 -- ARGV: id, then ids; or a state (ready, delayed, leased, done, fail), how many, 1 if the last come first, and where to
 --   continue: the place and the id of a message that was seen
 -- RETURNS: [] if there is no such topic; or [1, then for each message: id, value, state, place, claim, error]; for a
---   state, a place and an id in place of the 1, if there may be more
+--   state, a place and an id in place of the 1, if there may be more; for ids, [how many ids were read], if the bodies of
+--   all are too large for one answer
 --   place: the time us that orders its state, 0 for messages of other consumers; of a ready one of a state, how
 --     many are before it
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
@@ -12,10 +13,13 @@ if version and version ~= '1' then return too_new(version) end
 if not is_topic(version, backlog, nextlog) then return {} end
 while take_due(backlog, message, delayed, clock(), 1000) == 1000 do end
 local answer = {1}
+-- The bytes of the values in the answer, and how many are enough.
+local size, MOST_BYTES = 0, 8388608
 
 local function tell_of(id, state, place)
   local fields = fields_of(message, id)
   if #fields == 0 then return end
+  for _, field in ipairs(fields) do size = size + #field end
   local value = values_of(tries, enqueued, origins, {id}, {fields})[1]
   local claim, error = call('HGET', claims, id) or '', call('HGET', errors, id) or ''
   for _, part in ipairs({id, value, state, place or '0', claim, error}) do
@@ -110,7 +114,13 @@ end
 
 local limit, newest = tonumber(ARGV[2]), ARGV[3] == '1'
 if ARGV[1] == 'id' then
-  for i = 2, #ARGV do one(ARGV[i]) end
+  for i = 2, #ARGV do
+    one(ARGV[i])
+    if size > MOST_BYTES and i < #ARGV then
+      answer[1] = {i - 1}
+      break
+    end
+  end
 elseif ARGV[1] == 'ready' then
   ready_rows(limit, newest, tonumber(ARGV[4]), ARGV[5])
 elseif ARGV[1] == 'leased' then
