@@ -10,7 +10,7 @@ import time
 from qworker.clock import Clock
 from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords
 from qworker.kit.directory.followed_queue import FollowedQueue
-from qworker.kit.directory.liveness import LivenessFile
+from qworker.kit.directory.liveness import REFRESH, REFRESHED, LivenessFile
 from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify
@@ -75,6 +75,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         self._leases_as = holder.name
         # How far the wall clock was ahead of the monotonic one when others were last shown the wall clock.
         self._marked = float("-inf")
+        # Monotonic seconds of that moment.
+        self._marked_at = float("-inf")
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
@@ -220,7 +222,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             return []
         self.create_liveness()
         if not self._local_disk:
-            self._mark_stepped_clock()
+            self._refresh_liveness()
         leases: list[FileLease] = []
         try:
             await self._lease(limit, visibility, expiries, leases)
@@ -343,7 +345,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             return
         files = self.files
         try:
-            note = f"\n{os.getpid()}\n"
+            note = f"\n{os.getpid()}\n{REFRESHED}\n"
             self._liveness = LivenessFile(files.tmp, files.workers, self._holder.name, files.item_mode, note)
         except OSError as error:
             if error.errno not in FULL:
@@ -357,25 +359,39 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
     def _is_detached(self) -> bool:
         return self._holder.name.startswith(DETACHED)
 
-    def _mark_stepped_clock(self) -> None:
-        """Show this host's clock before the first lease, and again after a step of it."""
-        if abs(self._clock.time() - self._clock.monotonic() - self._marked) > CLOCK_STEP:
+    def _refresh_liveness(self) -> None:
+        """Show this host's clock before the first lease, after a step of it, and each hour.
+
+        The last shows that this process lives. If another process found it dead, because it was stopped for a day, its
+        earlier leases are lost. It creates the file again, or its next leases would be lost too.
+        """
+        monotonic = self._clock.monotonic()
+        has_stepped = abs(self._clock.time() - monotonic - self._marked) > CLOCK_STEP
+        if (has_stepped or monotonic - self._marked_at > REFRESH) and not self.mark_clock():
+            if self._liveness is not None:
+                self._liveness.abandon()
+                self._liveness = None
+            self.create_liveness()
             self.mark_clock()
 
-    def mark_clock(self) -> None:
+    def mark_clock(self) -> bool:
         """Show the hosts of a shared file system this host's clock (qworker_file.lease_length). From any thread.
+
+        Returns:
+            False if this instance's file is gone.
 
         Raises:
             OSError: The store failed.
         """
-        liveness, now = self._liveness, self._clock.time()
+        liveness, now, monotonic = self._liveness, self._clock.time(), self._clock.monotonic()
         if liveness is not None:
             try:
                 liveness.mark_clock(now)
             except FileNotFoundError:
                 # Another process has found this one dead: its leases are lost.
-                return
-            self._marked = now - self._clock.monotonic()
+                return False
+            self._marked, self._marked_at = now - monotonic, monotonic
+        return True
 
     async def reap(self) -> int:
         """Return the expired leases, and their number.
@@ -383,6 +399,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         Raises:
             OSError: The store failed.
         """
+        if not self._local_disk and self._liveness is not None:
+            self._refresh_liveness()
         returned = await self._reaper.reap()
         self.added([], returned, returned=True)
         if self._is_followed:

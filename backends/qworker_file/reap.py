@@ -18,7 +18,7 @@ import msgspec
 from qworker.bulk.cleanup import clean_up_staged, has_staged
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords, is_about_one_file
-from qworker.kit.directory.liveness import has_died
+from qworker.kit.directory.liveness import AbandonedFiles, has_died
 from qworker.kit.files import list_names, try_unlink
 from qworker.kit.planted import rename_file
 from qworker.kit.threads import BlockingCall, run_in_thread
@@ -73,6 +73,7 @@ class QueueReaper:
         self._records = BlockedRecords(files.base)
         self._blocked = BlockedFiles(files.name, "lease", clock, self._records)
         self._marks = ClockMarks(files.workers)
+        self._abandoned = AbandonedFiles(files.workers, clock)
         self._cleaned_at = self._tmp_cleaned_at = float("-inf")
 
     async def reap(self) -> list[str]:
@@ -210,25 +211,30 @@ class QueueReaper:
             await self._clean_up_tmp({parse_publisher(holder) for holder in dead})
             await clean_up_index(self._files, self._clock.time())
         for holder in dead:
-            _unlink(holder, self._files.workers)
+            # A holder that was stopped for a day may have continued in the meantime.
+            if self._is_gone(holder):
+                _unlink(holder, self._files.workers)
         files = self._files
         await self._records.clean_up({"queue": files.queue, "delay": files.delay, "lease": files.lease})
 
     async def _dead_holders(self) -> list[str]:
         """Find the dead holders that left their file but no lease."""
         workers = await list_names(self._files.workers)
+        self._abandoned.keep_only(frozenset(workers))
         if all(worker == self._holder() for worker in workers):
             return []
         leased = {
             parsed[2] for name in await list_names(self._files.lease) if (parsed := parse_lease(name)) is not None
         }
         return [
-            worker
-            for worker in workers
-            if worker != self._holder()
-            and worker not in leased
-            and has_died(self._files.workers, worker, local=self._local_disk)
+            worker for worker in workers if worker != self._holder() and worker not in leased and self._is_gone(worker)
         ]
+
+    def _is_gone(self, worker: str) -> bool:
+        """Return whether the process of a file in workers/ is dead."""
+        if has_died(self._files.workers, worker, local=self._local_disk):
+            return True
+        return not self._local_disk and self._abandoned.has(worker)
 
     async def _clean_up_tmp(self, publishers: set[str]) -> None:
         oldest = time.time() - _STRAY

@@ -320,6 +320,18 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             self._put_off.add(claimed.name)
             heapq.heappush(self._due, (due, claimed.name))
 
+    def end_blocked(self, lease: FsqLease, name: str, error: OSError) -> None:
+        """Let an item rest whose lease is over and which cannot be moved.
+
+        Raises:
+            OSError: The store failed, not the item.
+        """
+        ready = self.files.queue
+        if not self._block(ready, name, error, ready):
+            raise error
+        self.on_lease_end(lease, name, stays=True)
+        self._put_off.add(name)
+
     def _close_later(self, claimed: ClaimedItem) -> None:
         loop = asyncio.get_running_loop()
         self._lingering.append((loop.time(), claimed))

@@ -43,8 +43,12 @@ def _expire(queue: OpenQueue, now: float) -> int:
     count = 0
     for name, lease in tuple(queue.own.items()):
         if lease.deadline <= now:
-            if lease.claimed.retry():
-                count += 1
+            try:
+                count += lease.claimed.retry()
+            except OSError as error:
+                # The leases behind it must end too.
+                queue.end_blocked(lease, name, error)
+                continue
             queue.on_lease_end(lease, name, stays=True)
     return count
 

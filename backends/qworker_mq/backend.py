@@ -21,15 +21,17 @@ from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
 from qworker.kit.directory.opener import Opener
 from qworker.kit.directory.publish import publish_error
+from qworker.kit.directory.queue_files import is_queue
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
 from qworker.kit.files import check_writable
 from qworker.kit.max_body import check_bodies
+from qworker.kit.opening import open_directory
 from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_queue, is_queue_name
 from qworker.url import BackendURL
 from qworker_mq.ids import is_uuid
 from qworker_mq.lease import RemoteMqLeases, extend_leases, lease_messages
@@ -249,7 +251,16 @@ class MqBackend(Backend):
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Check the directory."""
         from qworker.kit.directory.body_sizes import examine_bodies
-        from qworker.kit.directory.doctor import examine_directory
+        from qworker.kit.directory.doctor import examine_directory, find_blocked
 
-        checks = await examine_directory(url.directory)
+        def bases(root: int) -> list[tuple[str, str]]:
+            if not is_queue(root, ".qworker", "fail"):
+                return []
+            fd = open_directory(".qworker/fail", root)
+            try:
+                return [(name, f".qworker/fail/{name}") for name in os.listdir(fd) if is_queue_name(name)]
+            finally:
+                os.close(fd)
+
+        checks = await examine_directory(url.directory) + await find_blocked(url.directory, bases)
         return checks + await examine_bodies(url.directory, ("queues/*",), MqOptions.from_url(url).max_body)

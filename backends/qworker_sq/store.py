@@ -241,7 +241,7 @@ class SqStore:
     async def publish(self, name: str, drafts: Sequence[Draft]) -> list[str]:
         """Append messages to a topic, which is created if it does not exist."""
         topic = self.topics.get(name)
-        if topic is not None and topic.channel is not None and topic.topic.is_alive():
+        if topic is not None and topic.channel is not None:
             try:
                 return await topic.publisher.publish(drafts)
             except TopicDeleted:

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 
 from qworker.clock import Clock
 from qworker.kit.directory.place import Parts, PlaceCheck
-from qworker.kit.files import lock_file, make_directory, write_all, write_new
+from qworker.kit.files import find_identity, lock_file, make_directory, write_all, write_new
 from qworker.kit.linux import boot_id
 from qworker.kit.opening import open_directory, open_own, open_regular
 from qworker.kit.segments.log import Log
@@ -63,7 +63,9 @@ class Topic:
         self.parts = Parts()
         self._place = PlaceCheck(self.parts.are_in_place)
         try:
-            self.folder = self.parts.add(name, root, self._keep(open_directory(name, root)))
+            self.folder = self._keep(open_directory(name, root))
+            found = os.fstat(self.folder)
+            self._identity = (found.st_dev, found.st_ino)
             self.side = self.parts.add(_SIDE, self.folder, self._keep(make_directory(_SIDE, self.folder)))
             self._lock = self._keep(open_regular("lock", self.side, os.O_RDWR | os.O_CREAT))
             self._turn = self._keep(open_regular("turn", self.side, os.O_RDWR | os.O_CREAT))
@@ -172,9 +174,9 @@ class Topic:
         """Return whether the directory still is the queue of that name, and has its own directories.
 
         Args:
-            now: Whether their names are checked now in any case, and not once a second.
+            now: Whether its own directories are checked now in any case, and not once a second.
         """
-        return self.exists and not self._place.is_replaced(now=now)
+        return find_identity(self.name, self._root) == self._identity and not self._place.is_replaced(now=now)
 
     def wake(self) -> None:
         """Wake every process that watches the side directory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar, Self
 
@@ -10,6 +11,7 @@ from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
 from qworker.kit.directory.opener import Opener
+from qworker.kit.directory.queue_files import is_queue
 from qworker.kit.directory.retention import PRUNING
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
@@ -209,7 +211,11 @@ class VsqsBackend(Backend):
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Check the directory."""
         from qworker.kit.directory.body_sizes import examine_bodies
-        from qworker.kit.directory.doctor import examine_directory
+        from qworker.kit.directory.doctor import examine_directory, find_blocked
 
-        checks = await examine_directory(url.directory)
+        def bases(root: int) -> list[tuple[str, str]]:
+            places = [(name, f"{name}/.qworker") for name in os.listdir(root)]
+            return [(name, place) for name, place in places if is_queue(root, name, ".qworker")]
+
+        checks = await examine_directory(url.directory) + await find_blocked(url.directory, bases)
         return checks + await examine_bodies(url.directory, ("*",), VsqsOptions.from_url(url).max_body)

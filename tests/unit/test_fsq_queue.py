@@ -588,3 +588,20 @@ async def test_a_scan_goes_on_after_an_item_that_cannot_be_moved(
     assert printed.err == f"{stuck.name}: it cannot be moved, so it stays in the queue: Operation not permitted\n"
     assert list((root / "q" / "queue").iterdir()) == [stuck]
     assert sorted(path.name for path in (root / "q" / "done").iterdir()) == [path.name for path in others]
+
+
+async def test_an_expired_lease_of_an_item_that_cannot_be_moved_keeps_no_other_from_its_end(root: Path) -> None:
+    clock = FakeClock()
+    backend = open_backend(f"fsq://{root}?sync=off", clock=clock, remote_leases=True)
+    await backend.publish("q", [Draft(body=b"stuck"), Draft(body=b"other")])
+    stuck = min((root / "q" / "queue").iterdir())
+    assert len(await backend.lease("q", 10, 30.0)) == 2
+    clock.advance(31.0)
+    make_immutable(stuck, True)
+    try:
+        assert await backend.reap("q") == 1
+        assert [lease.message.body for lease in await backend.lease("q", 10, 30.0)] == [b"other"]
+        assert (await backend.stats("q")).blocked == 1
+    finally:
+        make_immutable(stuck, False)
+    await backend.aclose()

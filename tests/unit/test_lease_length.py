@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from qworker.backend.registry import open_backend
-from qworker.message import Draft
+from qworker.message import Draft, SettleAction, Settlement
+from qworker.testing.clock import FakeClock
 from qworker_file.lease_length import ClockMark, ClockMarks, LeaseTimes, shared_length
 
 LENGTH = 30.0
@@ -119,3 +121,68 @@ async def test_the_mark_of_a_server_that_has_ended_stays_as_long_as_its_leases(t
     assert len(list(workers.iterdir())) == 1, "only the mark of the instance that is open"
     await other.aclose()
     await reaper.aclose()
+
+
+# -- files of holders on other hosts -----------------------------------------------------------------------------------
+
+OTHER_BOOT = "00000000-0000-0000-0000-000000000000"
+
+
+def holders(tmp_path: Path) -> dict[str, os.stat_result]:
+    return {path.name: path.stat() for path in (tmp_path / "spool" / "work" / "workers").iterdir()}
+
+
+async def test_the_file_of_a_dead_holder_of_another_host_is_removed_after_a_day_without_a_change(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock()
+    backend = open_backend(f"file://{tmp_path}/spool?shared=1", clock=clock)
+    await backend.create("work")
+    workers = tmp_path / "spool" / "work" / "workers"
+    for name, line in (("dead", "refreshed"), ("locked", "refreshed"), ("living", "refreshed"), ("older-release", "")):
+        (workers / name).write_text(f"{OTHER_BOOT}\n1\n{line}\n")
+    with open(workers / "locked", "rb") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        for hour in range(24):
+            await backend.reap("work")
+            assert sorted(holders(tmp_path)) == ["dead", "living", "locked", "older-release"], hour
+            os.utime(workers / "living")
+            clock.advance(3600.0)
+        await backend.reap("work")
+        assert sorted(holders(tmp_path)) == ["living", "locked", "older-release"]
+    await backend.aclose()
+
+
+async def test_an_idle_holder_on_a_shared_file_system_changes_its_file_each_hour(tmp_path: Path) -> None:
+    clock = FakeClock()
+    backend = open_backend(f"file://{tmp_path}/spool?shared=1", clock=clock)
+    await backend.publish("work", [Draft(body=b"x")])
+    (lease,) = await backend.lease("work", 1, LENGTH)
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
+    (before,) = holders(tmp_path).values()
+    await backend.reap("work")
+    assert [found.st_mtime for found in holders(tmp_path).values()] == [before.st_mtime]
+    clock.advance(3700.0)
+    await backend.reap("work")
+    assert [found.st_mtime - before.st_mtime for found in holders(tmp_path).values()] == [pytest.approx(3700.0)]
+    await backend.aclose()
+
+
+async def test_a_holder_that_was_stopped_for_a_day_loses_no_lease_that_it_takes_afterwards(tmp_path: Path) -> None:
+    url, clock = f"file://{tmp_path}/spool?shared=1", FakeClock()
+    backend, other = open_backend(url, clock=clock), open_backend(url, clock=clock)
+    await backend.publish("work", [Draft(body=b"1")])
+    assert len(await backend.lease("work", 1, 1.0)) == 1
+    (holder,) = holders(tmp_path)
+    # As another host does after a day.
+    (tmp_path / "spool" / "work" / "workers" / holder).unlink()
+    clock.advance(25 * 3600.0)
+    await backend.publish("work", [Draft(body=b"2")])
+    leases = await backend.lease("work", 10, LENGTH)
+    assert b"2" in [lease.message.body for lease in leases]
+    assert list(holders(tmp_path)) == [holder]
+    for _ in range(2):
+        await other.reap("work")
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
+    await backend.aclose()
+    await other.aclose()

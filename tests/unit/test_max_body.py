@@ -353,3 +353,5 @@ async def test_a_burst_ends_though_a_file_cannot_be_moved(scheme: str, tmp_path:
         make_immutable(stuck, False)
     assert ran == [b"runs"]
     assert [line["blocked"] for line in lines if line["event"] == "messages_left"] == [1]
+    (check,) = [check for check in await run_checks(url) if check.name == "blocked message"]
+    assert stuck.name in check.detail

@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from qworker.kit.directory.blocked import BlockedFile, BlockedRecords
 from qworker.kit.directory.queue_files import is_queue
@@ -49,11 +49,21 @@ async def examine_directory(
     return await run_in_thread(BlockingCall.CHECK, _run_checks, os.fspath(path), [*_ATTEMPTS, *more], shared)
 
 
-async def find_blocked(path: str | os.PathLike[str]) -> list[Check]:
+def _bases(root: int) -> Iterator[tuple[str, str]]:
+    """Yield the queues in an open root, each with the path of the directory that has its records."""
+    for name in os.listdir(root):
+        if is_queue(root, name):
+            yield name, name
+
+
+async def find_blocked(
+    path: str | os.PathLike[str], bases: Callable[[int], Iterable[tuple[str, str]]] = _bases
+) -> list[Check]:
     """Report the files that workers could not lease, with the reason of each. A directory without queues has none.
 
     Args:
         path: The directory of the queues, which may not exist.
+        bases: Returns the queues in an open root, each with the path of the directory that has its records.
     """
     try:
         root = open_directory(os.fsencode(path))
@@ -63,8 +73,8 @@ async def find_blocked(path: str | os.PathLike[str]) -> list[Check]:
         return [_broken("blocked messages", error, f"use {os.fspath(path)}")]
     try:
         found: list[tuple[str, BlockedFile]] = []
-        for queue in sorted(name for name in os.listdir(root) if is_queue(root, name)):
-            base = open_directory(queue, root)
+        for queue, place in sorted(bases(root)):
+            base = open_directory(place, root)
             try:
                 found += [(queue, file) for file in await BlockedRecords(base).read()]
             finally:

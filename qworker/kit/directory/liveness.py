@@ -7,19 +7,27 @@ expiry.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import weakref
+from collections.abc import Collection
 
+from qworker.clock import Clock
 from qworker.kit.files import has_entry, try_unlink, write_all
 from qworker.kit.linux import boot_id
 from qworker.kit.opening import create_file, open_file
 from qworker.kit.store_errors import DAMAGED, DENIED, NOT_A_FILE
 
-__all__ = ["LivenessFile", "has_died"]
+__all__ = ["REFRESH", "REFRESHED", "AbandonedFiles", "LivenessFile", "has_died"]
 
 # Bytes that are read of a file. The boot id comes first.
 _LONGEST = 4096
+# Seconds between two changes of a file by its holder on a shared file system, and a line of a file that is changed so.
+REFRESH = 3600.0
+REFRESHED = "refreshed"
+# Seconds without a change after which the holder of such a file is dead.
+_ABANDONED = 24 * 3600.0
 
 _open_files: weakref.WeakSet[LivenessFile] = weakref.WeakSet()
 
@@ -113,6 +121,63 @@ def has_died(workers: int, holder: str, *, local: bool) -> bool:
         boot = os.read(fd, _LONGEST).partition(b"\n")[0].decode(errors="replace")
         # On a disk that other machines use, another machine's lock may be unknown here.
         return local or boot == boot_id()
+    finally:
+        os.close(fd)
+
+
+class AbandonedFiles:
+    """Finds the files of dead holders on other hosts of a shared file system, whose locks may not be visible here.
+
+    A living holder changes its file each hour. A file that has not changed for a day by the clock of this process is
+    that of a dead one. Files of older releases are never changed, and are left alone.
+
+    Args:
+        workers: The open directory.
+        clock: Measures the time.
+    """
+
+    def __init__(self, workers: int, clock: Clock) -> None:
+        self._workers = workers
+        self._clock = clock
+        # By the name: the change time of a file (ns), and monotonic seconds since when it is known.
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Forget all other files."""
+        self._seen = {name: seen for name, seen in self._seen.items() if name in names}
+
+    def has(self, name: str) -> bool:
+        """Return whether the file is that of a dead holder, as far as this process has seen.
+
+        Raises:
+            OSError: The store failed.
+        """
+        try:
+            changed = os.stat(name, dir_fd=self._workers, follow_symlinks=False).st_ctime_ns
+        except FileNotFoundError:
+            return False
+        now = self._clock.monotonic()
+        known = self._seen.get(name)
+        if known is None or known[0] != changed:
+            self._seen[name] = (changed, now)
+            return False
+        return now - known[1] >= _ABANDONED and REFRESHED in _read_unlocked(self._workers, name)
+
+
+def _read_unlocked(workers: int, name: str) -> list[str]:
+    """Return the lines of a holder's file; none if it is locked or cannot be read."""
+    try:
+        fd, _ = open_file(name, workers)
+    except OSError as error:
+        if error.errno == errno.ENOENT or error.errno in NOT_A_FILE | DENIED | DAMAGED:
+            return []
+        raise
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        return os.read(fd, _LONGEST).decode(errors="replace").split("\n")
+    except BlockingIOError:
+        return []
     finally:
         os.close(fd)
 
