@@ -22,6 +22,9 @@ from qworker_redis.uncertain import UncertainPublishes
 
 __all__ = ["RedisPublisher", "encode_draft"]
 
+# Seconds that a call can have begun before its last attempt. The server notes publishes for twice this time.
+_LONGEST = 30.0
+
 
 class RedisPublisher:
     """Publishes the messages of one backend.
@@ -60,6 +63,7 @@ class RedisPublisher:
             ids = iter(await self._send(queue, token, missing) if missing else [])
             return [stored[item[0]] if item[0] in stored else next(ids) for item in batch]
         sequence, key = token.next(), token.key
+        began = asyncio.get_running_loop().time()
         try:
             sent = False
             if len(batch) == 1 and self._is_plain(queue, batch[0]):
@@ -68,7 +72,7 @@ class RedisPublisher:
                         return [batch[0][0]]
                 except BackendUnavailable as error:
                     sent = isinstance(error, ConnectionLost) and error.sent
-            return await self._send_batch(queue, sequence, key, batch, sent)
+            return await self._send_batch(queue, sequence, key, batch, sent, began)
         except ConnectionLost as error:
             token.keep()
             if error.sent:
@@ -104,7 +108,7 @@ class RedisPublisher:
         return reply == 0 or reply > 1
 
     async def _send_batch(
-        self, queue: str, sequence: str, key: str, batch: Sequence[PlainDraft], sent: bool
+        self, queue: str, sequence: str, key: str, batch: Sequence[PlainDraft], sent: bool, began: float
     ) -> list[str]:
         # If several drafts have one id, the first one is stored, as it would be over several calls.
         unique: dict[str, PlainDraft] = {}
@@ -112,9 +116,12 @@ class RedisPublisher:
             unique.setdefault(item[0], item)
         kept = list(unique.values())
         arguments: list[Argument] = [part for item in kept for part in item]
-        before = self._before.get(queue, 0)
+        before: Argument = self._before.get(queue, 0)
+        last = began
 
         def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:
+            nonlocal last
+            last = asyncio.get_running_loop().time()
             # rfq's script, which has no register, asks for an earlier attempt instead.
             second = int(again) if self._register is None else before
             return run_replicated(
@@ -122,9 +129,12 @@ class RedisPublisher:
             )
 
         new, *instead = cast("list[Any]", await self._pool.repeat(queue_slot(queue), attempt, sent=sent))
-        if new < 0:
+        while new < 0:
             self._before[queue] = -new
-            return await self._send_batch(queue, sequence, key, batch, False)
+            # The call began this long before its last attempt, or longer: a message that was published after that time
+            # is the same one, and a message that was published before it is another one.
+            before = f"={-new - int(min(last - began, _LONGEST) * 1e6)}"
+            new, *instead = cast("list[Any]", await self._pool.repeat(queue_slot(queue), attempt))
         if self._register is not None:
             await self._register.on_stored(queue, bool(new))
         ids = [item[0] for item in batch]

@@ -172,6 +172,37 @@ async def test_an_id_that_another_process_publishes_again_runs_once(
     await other.aclose()
 
 
+@pytest.mark.parametrize("scheme", ["redis"])
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("earlier", [True, False], ids=["earlier message", "no earlier message"])
+async def test_a_call_that_repeats_its_request_finds_what_others_published_in_the_meantime(
+    proxy: LossyProxy, scheme: str, direct: Backend, size: int, earlier: bool
+) -> None:
+    slow = open_backend(f"{scheme}://127.0.0.1:{proxy.port}/0?timeout=0.5&retry_timeout=100")
+    drafts = [Draft(body=b"body %d" % n, id=name_of(n)) for n in range(size)]
+    runs: Counter[str] = Counter()
+    await slow.publish(QUEUE, [Draft(body=b"first", id=name_of(99))])
+    if earlier:
+        # It ends before the call begins, so it is another message.
+        await direct.publish(QUEUE, drafts)
+    await run_ready(direct, runs)
+    runs.clear()
+    proxy.hold = is_publish
+    publishing = asyncio.create_task(slow.publish(QUEUE, drafts))
+    await wait_until(lambda: len(proxy.held) == 2)
+    assert await direct.publish(QUEUE, drafts) == [draft.id for draft in drafts]
+    await run_ready(direct, runs)
+    proxy.hold = lambda _: False
+    assert await publishing == [draft.id for draft in drafts]
+    await proxy.deliver()
+    await run_ready(direct, runs)
+    assert runs == {draft.id: 1 for draft in drafts}
+    await slow.publish(QUEUE, drafts)
+    await run_ready(direct, runs)
+    assert runs == {draft.id: 2 for draft in drafts}
+    await slow.aclose()
+
+
 @pytest.mark.parametrize("seconds", [1.0, 5.0, 20.0, 120.0])
 @pytest.mark.parametrize("given", [True, False], ids=["given id", "new id"])
 @pytest.mark.parametrize("repeated_by", ["the call", "another process"])

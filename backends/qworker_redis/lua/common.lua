@@ -39,12 +39,18 @@ end
 -- The network may deliver a publish when its client is gone, and when another client has published the same id, and that
 -- message was leased and acked. So `holds` also has each id that a client was given, after a ~: for this time (us) from
 -- its last publish. A call that began before that publish stores nothing. The client does not know exactly when its call
--- began. It sends an earlier time of this server, from its last answer. If that does not tell, it calls again.
+-- began. It sends an earlier time of this server, from its last answer. If that does not tell, it calls again, and can
+-- say when it began from the answer.
 local LATE = 60000000
+
+-- Return whether a client's time of this server can be compared with the last publish.
+local function is_time(before, now)
+  return before <= now + 1 and before > now - LATE
+end
 
 -- Return whether a call with an id that is not stored may have begun before the last publish of that id.
 local function may_be_late(holds, id, before, now)
-  if before > now + 1 or before <= now - LATE then return true end
+  if not is_time(before, now) then return true end
   local ends = call('ZSCORE', holds, '~' .. id)
   local last = ends and tonumber(ends) - LATE
   -- If the last publish is later than now, the clock was set back in between. A time before that is not valid above.

@@ -1,6 +1,7 @@
 -- Store messages: ready, or delayed until they are due. It is the only script that a full store refuses.
 -- KEYS: meta msg ready sorted delayed leased claims keys wake holds mark
--- ARGV: sequence, what this server's clock was before the call began (us), then for each message: id, special, rest
+-- ARGV: sequence, what this server's clock was before the call began (us; = in front of it: when it began), then for
+--   each message: id, special, rest
 --   special: '' for a message with nothing unusual; i if the client was given its id; or tries (2 bytes), delay us (8),
 --     due us (8; 0: none), priority (1; 64 more if the client was given the id; 128 more if this is next: us for which
 --     the id stays taken (8)), big-endian, and the key
@@ -9,7 +10,8 @@
 --   [-now us] if nothing was done, because this may be a request that the network has delivered late: its client calls
 --   again with that time
 local meta, msg, ready, sorted, delayed, leased, claims, keys, wake, holds, mark = unpack(KEYS)
-local sequence, before = ARGV[1], tonumber(ARGV[2])
+local sequence, is_exact = ARGV[1], string.byte(ARGV[2]) == 61
+local before = tonumber(is_exact and string.sub(ARGV[2], 2) or ARGV[2])
 -- Also for a first attempt: the network may deliver it late, when its repetition was stored, leased and acked.
 local earlier = answered(mark, sequence)
 if earlier then return earlier end
@@ -29,7 +31,10 @@ for i, id in ipairs(ids) do
   if given[i] then
     local ends = call('ZSCORE', holds, id)
     held[i] = ends and tonumber(ends) > now
-    is_late = not stored[i] and not held[i] and may_be_late(holds, id, before, now) or is_late
+    if not stored[i] and not held[i] and may_be_late(holds, id, before, now) then
+      held[i] = is_exact and is_time(before, now)
+      is_late = is_late or not held[i]
+    end
   end
 end
 if is_late then return {-now - 1} end
