@@ -45,10 +45,22 @@ log = structlog.get_logger()
     type=int,
     default=1000,
     show_default=True,
-    help="Maximum number of connections. Further connections are closed immediately.",
+    help="Maximum number of connections. Another one takes the place of a connection that waits for its client.",
+)
+@click.option(
+    "--connections-per-address",
+    metavar="N",
+    type=int,
+    help="Maximum number of connections from one address. Without it, there is no limit.",
 )
 def command(
-    url: str, host: str, port: int, visibility_timeout: float, max_body_size: int, max_connections: int
+    url: str,
+    host: str,
+    port: int,
+    visibility_timeout: float,
+    max_body_size: int,
+    max_connections: int,
+    connections_per_address: int | None,
 ) -> None:
     r"""Serve the queues of a backend over HTTP, as an mq server does.
 
@@ -62,6 +74,8 @@ def command(
     """
     positive_number(max_body_size, "--max-body-size")
     positive_number(max_connections, "--max-connections")
+    if connections_per_address is not None:
+        positive_number(connections_per_address, "--connections-per-address")
     try:
         # `create_app` imports it for the additions, but only when the server starts.
         importlib.import_module("qworker.server.native_routes")
@@ -88,7 +102,8 @@ def command(
         if backend.remote_leases is None:
             log.warning("leases_end_with_server", url=backend.describe())
         log.info("server_started", url=backend.describe(), address=f"http://{address}:{bound}", token=token is not None)
-        await serve(app, listener, protocol=limited_protocol(most=max_connections))
+        limits = limited_protocol(most=max_connections, most_per_address=connections_per_address)
+        await serve(app, listener, protocol=limits)
 
     with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:
         runner.run(run())
