@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 
 import click
 import structlog
@@ -12,13 +11,11 @@ import structlog
 from qworker import logs
 from qworker.backend.registry import open_backend
 from qworker.cli.options import URLCommand, duration_type, positive_number
-from qworker.errors import InvalidURL, UsageError
+from qworker.errors import InvalidURL
 from qworker.extras import not_installed
 from qworker.supervisor.event_loop import loop_factory
 
 __all__ = ["command"]
-
-_TOKEN = "QWORKER_HTTP_TOKEN"
 
 log = structlog.get_logger()
 
@@ -79,14 +76,14 @@ def command(
     try:
         # `create_app` imports it for the additions, but only when the server starts.
         importlib.import_module("qworker.server.native_routes")
+        from qworker.asgi.access import read_token, require_token_if_public
         from qworker.asgi.limits import limited_protocol
+        from qworker.asgi.server import bind
         from qworker.server.app import create_app
-        from qworker.server.server import bind, require_token_if_public, serve
+        from qworker.server.server import serve
     except ModuleNotFoundError as error:
         raise not_installed(error, "qworker serve") from error
-    token = os.environ.get(_TOKEN)
-    if token == "":
-        raise UsageError(f"{_TOKEN} is empty: set a token or unset the variable")
+    token = read_token()
     require_token_if_public(host, token)
     logs.configure()
 

@@ -13,9 +13,10 @@ import msgspec
 import uvicorn
 
 from qworker.asgi.limits import limited_protocol
+from qworker.asgi.server import bind
 from qworker.backend import Backend
 from qworker.server.app import MqApp, create_app
-from qworker.server.server import bind, serve
+from qworker.server.server import serve
 
 
 class Served(msgspec.Struct):

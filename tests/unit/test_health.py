@@ -237,15 +237,15 @@ async def test_a_pulse_stands_still_with_its_loop() -> None:
 
 def test_probes_need_no_token_and_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QWORKER_HTTP_TOKEN", raising=False)
-    with served(lambda: [report()], token="sesame") as server:
+    with served(lambda: [report()], token="open-sesame") as server:
         assert [page(server, path)[0] for path in ("/livez", "/readyz", "/stats", "/metrics")] == [200, 200, 401, 401]
-        for given in ("Bearer wrong", "sesame", "Basic sesame", "Bearer", "Bearer s\u00e9same"):
+        for given in ("Bearer wrong", "open-sesame", "Basic open-sesame", "Bearer", "Bearer s\u00e9same"):
             answer = raw(server, f"GET /stats HTTP/1.1\r\nAuthorization: {given}\r\n\r\n".encode("latin-1"))
             assert answer.startswith(b"HTTP/1.1 401 "), given
-        assert raw(server, b"GET /stats?a=1 HTTP/1.1\r\nauthorization: bearer sesame\r\n\r\n").startswith(
+        assert raw(server, b"GET /stats?a=1 HTTP/1.1\r\nauthorization: bearer open-sesame\r\n\r\n").startswith(
             b"HTTP/1.1 200"
         )
-        monkeypatch.setenv("QWORKER_HTTP_TOKEN", "sesame")
+        monkeypatch.setenv("QWORKER_HTTP_TOKEN", "open-sesame")
         assert [page(server, path)[0] for path in ("/stats", "/metrics")] == [200, 200]
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from qworker.asgi.access import require_token_if_public
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.server.openapi import document
-from qworker.server.server import require_token_if_public
 from qworker.testing.wait_until import wait_until
 from qworker_memory import MemoryBackend
 from qworker_mq.ids import new_uuids
