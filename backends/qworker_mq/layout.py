@@ -85,6 +85,11 @@ class QueueDirs:
         # A deletion begins with this directory.
         return os.fstat(self.ready).st_nlink == 0
 
+    @property
+    def is_partly_deleted(self) -> bool:
+        """Whether a deletion has removed one of the directories. The first one may exist again before that."""
+        return any(os.fstat(fd).st_nlink == 0 for fd in (self.ready, self.due, self.fail))
+
     def close(self) -> None:
         """Close the descriptors."""
         for fd in (self.ready, self.due, self.fail):

@@ -56,12 +56,19 @@ class Publisher:
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages, and return their ids."""
-        open_queue = self._store.get_or_create(queue)
-        ids: list[str] = []
-        for start in range(0, len(drafts), self._batch):
-            ids += await self._publish_batch(open_queue, drafts[start : start + self._batch])
-        self._store.wake(queue)
-        return ids
+        while True:
+            open_queue = self._store.get_or_create(queue)
+            ids: list[str] = []
+            try:
+                for start in range(0, len(drafts), self._batch):
+                    ids += await self._publish_batch(open_queue, drafts[start : start + self._batch])
+            except FileNotFoundError:
+                # The queue was deleted in the meantime, and is created again. The messages in the old one are lost
+                # with it.
+                self._store.drop(queue)
+                continue
+            self._store.wake(queue)
+            return ids
 
     async def _publish_batch(self, queue: OpenQueue, drafts: Sequence[Draft]) -> list[str]:
         """Store as many messages as can be open at once."""
@@ -83,6 +90,8 @@ class Publisher:
                     until = time.monotonic() + SLICE
             await self._make_visible(queue, written)
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and queue.dirs.is_partly_deleted:
+                raise
             raise publish_error(error) from error
         finally:
             self._discard(written)

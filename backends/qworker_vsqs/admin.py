@@ -31,9 +31,7 @@ async def delete(store: VsqsStore, name: str) -> None:
     check_queue(name)
     if not store.open(create=False):
         return
-    queue = store.queues.pop(name, None)
-    if queue is not None:
-        queue.close()
+    store.drop(name)
     if not store.is_queue(name):
         return
     with store_errors(f"delete the queue {name}"):

@@ -87,11 +87,21 @@ class VsqsBackend(Backend):
         check_bodies(drafts, self.max_body)
         if not drafts:
             return []
-        directory = self._store.get_or_create(queue)
         with store_errors(f"publish to {queue}"):
-            ids = await self._publisher.publish(directory, drafts)
+            ids = await self._publish(queue, drafts)
         self._store.wake()
         return ids
+
+    async def _publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        while True:
+            directory = self._store.get_or_create(queue)
+            try:
+                return await self._publisher.publish(directory, drafts)
+            except FileNotFoundError:
+                if directory.is_alive():
+                    raise
+                # The queue was deleted in the meantime, and is created again. The messages in the old one are lost
+                # with it.
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from qworker.clock import Clock
 from qworker.errors import InvalidName
 from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.directory.store import CLOSE_AFTER
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import files_at_once, raise_file_limit
 from qworker.kit.group_commit import GroupCommit
@@ -43,6 +44,7 @@ class VsqsStore:
         self.clock = clock
         self.root = -1
         self.queues: dict[str, QueueDirectory] = {}
+        self._dropped: set[QueueDirectory] = set()
         self.group_commit: GroupCommit | None = None
         self.batch = 1
         self._system: FileSystem
@@ -76,9 +78,10 @@ class VsqsStore:
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
-        for queue in self.queues.values():
+        for queue in (*self.queues.values(), *self._dropped):
             queue.close()
         self.queues.clear()
+        self._dropped.clear()
         os.close(self.root)
         self.root = -1
         self.wake()
@@ -99,8 +102,7 @@ class VsqsStore:
         if queue is not None:
             if queue.is_alive():
                 return queue
-            del self.queues[name]
-            queue.close()
+            self.drop(name)
         if not self.open(create=create):
             return None
         with store_errors(f"open the queue {name}"):
@@ -111,6 +113,17 @@ class VsqsStore:
             queue = self.queues[name] = QueueDirectory(self.root, name, self.clock)
         self._watch(queue)
         return queue
+
+    def drop(self, name: str) -> None:
+        """Drop a deleted queue. Running calls may use its descriptors, so they are closed later."""
+        queue = self.queues.pop(name, None)
+        if queue is not None:
+            self._dropped.add(queue)
+            asyncio.get_running_loop().call_later(CLOSE_AFTER, self._close_dropped, queue)
+
+    def _close_dropped(self, queue: QueueDirectory) -> None:
+        self._dropped.discard(queue)
+        queue.close()
 
     def get_or_create(self, name: str) -> QueueDirectory:
         """Return a queue, which is created if it does not exist."""
