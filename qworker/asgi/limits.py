@@ -130,7 +130,7 @@ class LimitedProtocol(WholeProtocol):
     def give_way(self) -> None:
         """Close this connection, because another client needs the place."""
         if self._phase is _Phase.IDLE or self.is_refused:
-            self.transport.abort()
+            self.abort_unread()
         else:
             self._turn_away(_TOO_SLOW)
 

@@ -63,7 +63,9 @@ class WholeProtocol(HttpToolsProtocol):
         # What to call if the last response was not read.
         self._unread: list[Callable[[], None]] = []
         self._extensions: dict[str, dict[object, object]] = {UNREAD: {"call": self._call_if_unread}}
-        self._is_lost = self._is_aborted = False
+        self._is_lost = False
+        # Whether the connection ended before all of a response was sent.
+        self._is_cut = False
 
     # -- parsing -----------------------------------------------------------------------------------------------------
 
@@ -111,6 +113,8 @@ class WholeProtocol(HttpToolsProtocol):
             self._has_offer = True
             return
         super().on_headers_complete()
+        if not self.cycle.keep_alive:
+            self.cycle.transport = cast("asyncio.Transport", _LastTransport(self))
 
     def on_message_complete(self) -> None:
         """End the request."""
@@ -163,7 +167,9 @@ class WholeProtocol(HttpToolsProtocol):
         return self._has_headers and not self._has_offer and cycle is not None and cycle.more_body
 
     def on_response_complete(self) -> None:
-        """Send the next response."""
+        """Send the next response, unless this one was the last."""
+        if self._lingering is not None:
+            return
         is_last = self._last is not None and not self.pipeline
         super().on_response_complete()
         if is_last and not self.transport.is_closing():
@@ -178,6 +184,14 @@ class WholeProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._lingering = self.loop.call_later(_LINGER_S, self.transport.abort)
 
+    def end_after_response(self) -> None:
+        """Close the connection. If the response must be read, the client closes it first, so that it is known."""
+        if self._unread and not self.transport.is_closing() and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._lingering = self.loop.call_later(_LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
+
     # -- responses that nobody has read ------------------------------------------------------------------------------
 
     def _call_if_unread(self, function: Callable[[], None]) -> None:
@@ -187,9 +201,14 @@ class WholeProtocol(HttpToolsProtocol):
         else:
             self._unread.append(function)
 
+    def eof_received(self) -> None:
+        """Close the connection: a client that ends its side has left."""
+        # What is sent from now on is dropped.
+        self._is_cut = self.is_answering
+
     def abort_unread(self) -> None:
-        """Close the connection immediately, because the client does not read."""
-        self._is_aborted = True
+        """Close the connection immediately, although the client may not have read everything."""
+        self._is_cut = self.transport.get_write_buffer_size() > 0
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -199,12 +218,26 @@ class WholeProtocol(HttpToolsProtocol):
             self._lingering.cancel()
         unread, self._unread = self._unread, []
         is_unread = bool(unread) and (
-            exc is not None or self._is_aborted or self.is_answering or _has_left_early(self.transport)
+            exc is not None or self._is_cut or self.is_answering or _has_left_early(self.transport)
         )
         super().connection_lost(exc)
         if is_unread:
             for function in unread:
                 function()
+
+
+class _LastTransport:
+    """The transport of the last request of a connection."""
+
+    __slots__ = ("_protocol", "is_closing", "write")
+
+    def __init__(self, protocol: WholeProtocol) -> None:
+        self._protocol = protocol
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+
+    def close(self) -> None:
+        self._protocol.end_after_response()
 
 
 def _has_left_early(transport: asyncio.Transport) -> bool:

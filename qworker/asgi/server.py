@@ -57,9 +57,13 @@ class Server(uvicorn.Server):
     Args:
         app: The application.
         protocol: The limits.
+        on_end: A function that is called when the server stops to accept connections. It answers requests that wait.
     """
 
-    def __init__(self, app: ASGIApp, protocol: type[LimitedProtocol]) -> None:
+    def __init__(
+        self, app: ASGIApp, protocol: type[LimitedProtocol], *, on_end: Callable[[], None] | None = None
+    ) -> None:
+        self._on_end = on_end
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -89,6 +93,12 @@ class Server(uvicorn.Server):
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop to accept connections, and finish the requests."""
+        if self._on_end is not None:
+            self._on_end()
+        await super().shutdown(sockets)
 
     async def serve_until(self, ended: asyncio.Event, listener: socket.socket) -> None:
         """Serve until an event is set, and then close the socket and all connections immediately.

@@ -155,6 +155,7 @@ class MqApp:
         if lease is None:
             await respond(send, 204)
             return
+        self.leases.release_if_unread(scope, [lease])
         message = lease.message
         headers = [
             (b"x-message-id", message.id.encode()),
@@ -218,6 +219,11 @@ class MqApp:
             self._reaper = None
         for batches in (self._posts, self._gets, self._removals):
             await batches.aclose()
+        await self.leases.aclose()
+
+    def end_polls(self) -> None:
+        """Answer the requests that wait for a message, because the server ends."""
+        self.leases.polls.end()
 
     async def _reap(self) -> None:
         while True:

@@ -27,7 +27,7 @@ async def serve(
         protocol: The limits. None: the defaults.
         ready: A function that is called when the backend is open, before the first connection is accepted.
     """
-    server = Server(app, protocol or limited_protocol())
+    server = Server(app, protocol or limited_protocol(), on_end=app.end_polls)
     try:
         # The backend is opened first, so that the error is the one of a store that cannot be reached.
         await app.start()

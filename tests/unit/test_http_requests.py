@@ -67,6 +67,12 @@ def test_what_follows_an_offer_is_answered(app: App, port: int) -> None:
     assert app.asked == ["/offer", "/a", "/offer", "/last"]
 
 
+def test_nothing_behind_the_last_request_of_a_connection_is_answered(app: App, port: int) -> None:
+    last = b"GET /last?keep HTTP/1.1\r\nConnection: close\r\n\r\n"
+    assert statuses(exchange(port, PLAIN + last + PLAIN)) == [200, 200]
+    assert app.asked == ["/a", "/last"]
+
+
 def test_nothing_behind_connect_is_a_request(app: App, port: int) -> None:
     assert statuses(exchange(port, b"CONNECT localhost:80 HTTP/1.1\r\n\r\n" + INNER)) == [400]
     assert not app.asked
