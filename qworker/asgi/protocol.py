@@ -84,7 +84,10 @@ class WholeProtocol(HttpToolsProtocol):
                 continue
             except httptools.HttpParserError:
                 self.refuse(_NOT_VALID)
-            return
+            break
+        if self._has_begun():
+            # The application may refuse the request before its body has arrived.
+            self._end_in_order()
 
     def _head_without_offer(self) -> bytes:
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
@@ -99,11 +102,6 @@ class WholeProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. A trailer is dropped: it must not say who sends the request, or what it is."""
-        if not self._has_headers:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """Start the request, unless it must be parsed again."""
         self._has_headers = True
@@ -113,8 +111,10 @@ class WholeProtocol(HttpToolsProtocol):
             self._has_offer = True
             return
         super().on_headers_complete()
+        # Trailers are dropped: they must not say who sends the request, or what it is.
+        self.headers = []
         if not self.cycle.keep_alive:
-            self.cycle.transport = cast("asyncio.Transport", _LastTransport(self))
+            self._end_in_order()
 
     def on_message_complete(self) -> None:
         """End the request."""
@@ -184,10 +184,15 @@ class WholeProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._lingering = self.loop.call_later(_LINGER_S, self.transport.abort)
 
+    def _end_in_order(self) -> None:
+        """Let `end_after_response` close the connection after the response to the current request."""
+        self.cycle.transport = cast("asyncio.Transport", _LastTransport(self))
+
     def end_after_response(self) -> None:
-        """Close the connection. If the response must be read, the client closes it first, so that it is known."""
-        if self._unread and not self.transport.is_closing() and self.transport.can_write_eof():
+        """Close the connection. A client that still sends, or must have read the response, closes it first."""
+        if (self._unread or self._has_begun()) and not self.is_refused and self.transport.can_write_eof():
             self.transport.write_eof()
+            self.flow.resume_reading()
             self._lingering = self.loop.call_later(_LINGER_S, self.transport.close)
         else:
             self.transport.close()

@@ -26,10 +26,13 @@ class App:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        # Those of the last request, after its body.
+        self.headers: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked.append(scope["path"])
         body = await read_body(scope, receive, 1 << 20)
+        self.headers = list(scope["headers"])
         if scope["path"] == "/held":
             await wait_for_disconnect(receive)
             return

@@ -67,6 +67,18 @@ def test_what_follows_an_offer_is_answered(app: App, port: int) -> None:
     assert app.asked == ["/offer", "/a", "/offer", "/last"]
 
 
+@pytest.mark.parametrize("cut", [0, 2], ids=["whole", "in pieces"])
+def test_a_trailer_is_not_a_header(app: App, port: int, cut: int) -> None:
+    request = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nAuthorization: Bearer x\r\n\r\n"
+    with connect(port) as connection:
+        connection.sendall(request[: len(request) - cut])
+        if cut:
+            wait_for(lambda: app.asked == ["/a"], "the request")
+            connection.sendall(request[-cut:])
+        assert statuses(read_all(connection)) == [200]
+    assert [name for name, _ in app.headers] == [b"transfer-encoding"]
+
+
 def test_nothing_behind_the_last_request_of_a_connection_is_answered(app: App, port: int) -> None:
     last = b"GET /last?keep HTTP/1.1\r\nConnection: close\r\n\r\n"
     assert statuses(exchange(port, PLAIN + last + PLAIN)) == [200, 200]
