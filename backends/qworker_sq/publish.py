@@ -96,10 +96,18 @@ class TopicPublisher:
                 except BackendError as error:
                     _refuse(requests, error)
                 except OSError as error:
-                    _refuse(requests, store_error(error, f"publish to {self._topic.name}"))
+                    _refuse(requests, self._to_error(error))
         finally:
             self._writer = None
             _refuse(self._waiting, BackendUnavailable(f"the writer of {self._topic.name} has stopped"))
+
+    def _to_error(self, error: OSError) -> BackendError:
+        if not self._topic.is_alive():
+            return self._deleted()
+        return store_error(error, f"publish to {self._topic.name}")
+
+    def _deleted(self) -> TopicDeleted:
+        return TopicDeleted(f"the queue {self._topic.name} was deleted: publish again")
 
     def _take_requests(self) -> list[_PublishRequest]:
         size = 0
@@ -114,7 +122,7 @@ class TopicPublisher:
 
     async def _commit(self, requests: list[_PublishRequest]) -> None:
         if not self._topic.is_alive():
-            raise TopicDeleted(f"the queue {self._topic.name} was deleted: publish again")
+            raise self._deleted()
         recorded = self._state.place(0)
         if self._log.looks_written(recorded):
             recorded = self._log.recover(recorded, whole=False)

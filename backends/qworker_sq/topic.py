@@ -160,7 +160,7 @@ class Topic:
 
     def is_alive(self) -> bool:
         """Return whether the directory still is the queue of that name."""
-        return find_identity(self.name, self._root) == self._identity
+        return bool(self._descriptors) and find_identity(self.name, self._root) == self._identity
 
     def wake(self) -> None:
         """Wake every process that watches the side directory."""

@@ -40,7 +40,7 @@ ADDITIONS: list[Request] = [
 ]
 
 
-@pytest.fixture(params=["file", "redis", "memory", "fsq", "mq", "vsqs"])
+@pytest.fixture(params=["file", "redis", "memory", "fsq", "mq", "sq", "vsqs"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     if request.param == "redis":
         with RedisServer() as redis:
