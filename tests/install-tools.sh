@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install the programs that the tests run: a Redis server and others that speak its protocol, strace, libfaketime and bindfs, and where Spark
-# is tested a Java for it and a browser for its reports. Does nothing when they are there; needs root or sudo, and Debian's packages, when they are not.
+# Install the programs that the tests run: a Redis server and others that speak its protocol, curl, strace, libfaketime and bindfs, and where Spark
+# is tested a Java for it and for an HTTP client, and a browser for its reports. Does nothing when they are there; needs root or sudo, and Debian's packages, when they are not.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,6 +35,7 @@ fi
 
 packages=()
 command -v redis-server >/dev/null || packages+=(redis-server)
+command -v curl >/dev/null || packages+=(curl)
 command -v strace >/dev/null || packages+=(strace)
 command -v ip >/dev/null || packages+=(iproute2)
 has_faketime && command -v faketime >/dev/null || packages+=(libfaketime faketime)

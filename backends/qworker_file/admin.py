@@ -106,6 +106,10 @@ async def delete_queue(store: Store, queue: str) -> None:
     Raises:
         OSError: It cannot be deleted.
     """
-    if await remove_queue(queue, f".deleted-{queue}-{secrets.token_hex(4)}", store.root):
-        await store.commit({store.root})
-    store.drop_deleted(queue)
+    store.being_deleted.add(queue)
+    try:
+        if await remove_queue(queue, f".deleted-{queue}-{secrets.token_hex(4)}", store.root):
+            await store.commit({store.root})
+        store.drop_deleted(queue)
+    finally:
+        store.being_deleted.discard(queue)

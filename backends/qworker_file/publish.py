@@ -47,7 +47,6 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
     """
     # If it was deleted, the first step will show that.
     opened = store.get_open(queue) or store.get_or_create(queue)
-    is_repeated = False
     while True:
         result = _Result([], [], [])
         plans = store.planner.plan(drafts, result.ids)
@@ -56,9 +55,8 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
                 await _store_batch(store, opened.files, plans[start : start + store.files_at_once], result)
             break
         except FileNotFoundError:
-            if is_repeated:
+            if opened.files.is_in_place(store.root):
                 raise
-            is_repeated = True
             # The queue was deleted in the meantime, and is created again. The messages in the old one are lost with it.
             store.drop_deleted(queue)
             opened = store.get_or_create(queue)

@@ -107,6 +107,10 @@ async def delete_queue(store: Store, queue: str) -> None:
     """
     path = queue_path(queue, store.options.host, store.options.constants)
     parent, last = os.path.split(path)
-    if await remove_queue(path, os.path.join(parent, f".{last}{secrets.token_hex(4)}"), store.root):
-        await store.commit({store.root})
-    store.drop_deleted(queue)
+    store.being_deleted.add(queue)
+    try:
+        if await remove_queue(path, os.path.join(parent, f".{last}{secrets.token_hex(4)}"), store.root):
+            await store.commit({store.root})
+        store.drop_deleted(queue)
+    finally:
+        store.being_deleted.discard(queue)

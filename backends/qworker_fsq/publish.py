@@ -36,7 +36,6 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
         StorageFull, PublishUncertain, OSError: See `Backend.publish`.
     """
     opened = store.get_or_create(queue)
-    is_repeated = False
     while True:
         now = store.clock.time()
         every = plans = [store.planner.plan(draft, now) for draft in drafts]
@@ -48,9 +47,8 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
                 await _store_batch(store, opened.files, plans[start : start + store.files_at_once])
             break
         except FileNotFoundError:
-            if is_repeated:
+            if opened.files.is_in_place(store.root):
                 raise
-            is_repeated = True
             # The queue was deleted in the meantime, and is created again. The messages in the old one are lost with it.
             store.drop_deleted(queue)
             opened = store.get_or_create(queue)

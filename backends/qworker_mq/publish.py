@@ -56,22 +56,19 @@ class Publisher:
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages, and return their ids."""
-        open_queue = self._store.get_or_create(queue)
-        try:
-            ids = await self._publish_batches(open_queue, drafts)
-        except FileNotFoundError:
-            if open_queue.dirs.is_alive(now=True):
-                raise
-            # It was removed in the meantime, and is created again. The messages in the old one are lost with it.
-            ids = await self._publish_batches(self._store.get_or_create(queue), drafts)
-        self._store.wake(queue)
-        return ids
-
-    async def _publish_batches(self, queue: OpenQueue, drafts: Sequence[Draft]) -> list[str]:
-        ids: list[str] = []
-        for start in range(0, len(drafts), self._batch):
-            ids += await self._publish_batch(queue, drafts[start : start + self._batch])
-        return ids
+        while True:
+            open_queue = self._store.get_or_create(queue)
+            ids: list[str] = []
+            try:
+                for start in range(0, len(drafts), self._batch):
+                    ids += await self._publish_batch(open_queue, drafts[start : start + self._batch])
+            except FileNotFoundError:
+                if open_queue.dirs.is_alive(now=True):
+                    raise
+                # It was removed in the meantime, and is created again. The messages in the old one are lost with it.
+                continue
+            self._store.wake(queue)
+            return ids
 
     async def _publish_batch(self, queue: OpenQueue, drafts: Sequence[Draft]) -> list[str]:
         """Store as many messages as can be open at once."""

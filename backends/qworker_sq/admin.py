@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from qworker.errors import BackendError
+from qworker.kit.directory.missing import queue_not_found
 from qworker.kit.files import hide_directory, remove_whole_tree
 from qworker.kit.store_errors import store_errors
 from qworker.message import Query, QueueStats, Selection, State
@@ -81,12 +83,26 @@ async def count_messages(store: SqStore, queue: str, retention: Mapping[str, str
     )
 
 
+async def _commit(store: SqStore, channel: Channel, *, wake: bool = True) -> None:
+    """Make the changes durable.
+
+    Raises:
+        QueueNotFound: The topic was deleted meanwhile.
+    """
+    try:
+        await channel.commit(wake=wake)
+    except BackendError as error:
+        if channel.topic.is_alive():
+            raise
+        raise queue_not_found(channel.topic.name, store.directory) from error
+
+
 async def set_paused(store: SqStore, queue: str, paused: bool) -> None:
     """Pause or resume our channel."""
     async with store.channel_section(queue) as channel:
         if channel.ledger.paused != paused:
             channel.append([[RowKind.PAUSE, paused]])
-    await channel.commit(wake=True)
+    await _commit(store, channel)
 
 
 async def requeue(store: SqStore, queue: str, selection: Selection) -> int:
@@ -99,7 +115,7 @@ async def requeue(store: SqStore, queue: str, selection: Selection) -> int:
         if places:
             channel.append([[RowKind.REQUEUE, places]])
     if places:
-        await channel.commit(wake=True)
+        await _commit(store, channel)
     return len(places)
 
 
@@ -114,7 +130,7 @@ async def remove(store: SqStore, queue: str, selection: Selection) -> int:
             channel.ledger.make_due(now)
             count = _remove_state(channel, selection.state, now, ahead)
     if count:
-        await channel.commit()
+        await _commit(store, channel, wake=False)
     return count
 
 

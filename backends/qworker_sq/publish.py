@@ -95,16 +95,16 @@ class TopicPublisher:
                         await self._commit(requests)
                 except BackendError as error:
                     _refuse(requests, error)
-                except FileNotFoundError as error:
-                    if self._topic.is_alive(now=True):
-                        _refuse(requests, store_error(error, f"publish to {self._topic.name}"))
-                    else:
-                        _refuse(requests, self._deleted())
                 except OSError as error:
-                    _refuse(requests, store_error(error, f"publish to {self._topic.name}"))
+                    _refuse(requests, self._to_error(error))
         finally:
             self._writer = None
             _refuse(self._waiting, BackendUnavailable(f"the writer of {self._topic.name} has stopped"))
+
+    def _to_error(self, error: OSError) -> BackendError:
+        if not self._topic.is_alive(now=True):
+            return self._deleted()
+        return store_error(error, f"publish to {self._topic.name}")
 
     def _take_requests(self) -> list[_PublishRequest]:
         size = 0

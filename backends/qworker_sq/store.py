@@ -125,7 +125,15 @@ class SqStore:
         if topic is not None and topic.channel is not None and topic.topic.is_alive():
             return topic
         async with self._opening:
-            return await self._open_queue(name, create)
+            while True:
+                try:
+                    return await self._open_queue(name, create)
+                except FileNotFoundError:
+                    if os.fstat(self.root).st_nlink == 0:
+                        raise
+                    # It was deleted while it was being opened.
+                    if not create and not self.is_queue(name):
+                        return None
 
     async def get_or_create(self, name: str) -> OpenTopic:
         """Return a topic; it and our channel are created if they do not exist."""
@@ -233,20 +241,25 @@ class SqStore:
         channel = topic.channel
         assert channel is not None
         with store_errors(f"use the queue {name}"):
-            async with channel.section():
-                yield channel
+            try:
+                async with channel.section():
+                    yield channel
+            except FileNotFoundError:
+                if topic.topic.is_alive():
+                    raise
+                raise queue_not_found(name, self.directory) from None
 
     # -- publishing --------------------------------------------------------------------------------------------------
 
     async def publish(self, name: str, drafts: Sequence[Draft]) -> list[str]:
         """Append messages to a topic, which is created if it does not exist."""
         topic = self.topics.get(name)
-        if topic is not None and topic.channel is not None:
+        while True:
+            if topic is None or topic.channel is None:
+                topic = await self.get(name, create=True)
+            assert topic is not None
             try:
                 return await topic.publisher.publish(drafts)
             except TopicDeleted:
-                # It is created again below.
-                pass
-        topic = await self.get(name, create=True)
-        assert topic is not None
-        return await topic.publisher.publish(drafts)
+                # It is created again. The messages in the old one are lost with it.
+                topic = None

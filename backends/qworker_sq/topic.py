@@ -168,7 +168,7 @@ class Topic:
     @property
     def exists(self) -> bool:
         """False once the directory was removed."""
-        return os.fstat(self.folder).st_nlink > 0
+        return bool(self._descriptors) and os.fstat(self.folder).st_nlink > 0
 
     def is_alive(self, *, now: bool = False) -> bool:
         """Return whether the directory still is the queue of that name, and has its own directories.
@@ -176,7 +176,9 @@ class Topic:
         Args:
             now: Whether its own directories are checked now in any case, and not once a second.
         """
-        return find_identity(self.name, self._root) == self._identity and not self._place.is_replaced(now=now)
+        is_open = bool(self._descriptors)
+        is_named = is_open and find_identity(self.name, self._root) == self._identity
+        return is_named and not self._place.is_replaced(now=now)
 
     def wake(self) -> None:
         """Wake every process that watches the side directory."""

@@ -50,16 +50,17 @@ class VsqsPublisher:
             QueueFull: There was no room within the timeout. The messages that had room are stored.
             PublishUncertain: A sync failed.
         """
-        queue = self._store.get_or_create(name)
-        try:
-            ids = await self._publish_new(queue, drafts)
-        except FileNotFoundError:
-            if queue.is_alive(now=True):
-                raise
-            # It was removed in the meantime, and is created again. The messages in the old one are lost with it.
-            ids = await self._publish_new(self._store.get_or_create(name), drafts)
-        self._store.wake_all()
-        return ids
+        while True:
+            queue = self._store.get_or_create(name)
+            try:
+                ids = await self._publish_new(queue, drafts)
+            except FileNotFoundError:
+                if queue.is_alive(now=True):
+                    raise
+                # It was removed in the meantime, and is created again. The messages in the old one are lost with it.
+                continue
+            self._store.wake_all()
+            return ids
 
     async def _publish_new(self, queue: QueueDirectory, drafts: Sequence[Draft]) -> list[str]:
         if all(draft.original_id is None for draft in drafts):

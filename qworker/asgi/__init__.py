@@ -1,1 +1,1 @@
-"""One HTTP server for `qworker serve` and for the health port: uvicorn, with limits that uvicorn does not have."""
+"""One HTTP server for `qworker serve`, the health port and jsonrpcd: uvicorn, with limits and checks of its own."""

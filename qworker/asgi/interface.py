@@ -9,12 +9,14 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from qworker.errors import UsageError
 
 __all__ = [
+    "UNREAD",
     "ASGIApp",
     "BodyTooLarge",
     "Disconnected",
     "Receive",
     "Scope",
     "Send",
+    "call_if_unread",
     "get_header",
     "get_number",
     "get_query",
@@ -29,6 +31,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+
+# The extension of the scope by which `qworker.asgi.protocol` reports responses that were not read.
+UNREAD = "qworker.unread"
 
 _EMPTY: Headers = [(b"content-length", b"0")]
 
@@ -51,6 +56,16 @@ async def respond(send: Send, status: int, headers: Headers | None = None, body:
         sent = [*headers, *_EMPTY] if headers else _EMPTY
     await send({"type": "http.response.start", "status": status, "headers": sent})
     await send({"type": "http.response.body", "body": body})
+
+
+def call_if_unread(scope: Scope, function: Callable[[], None]) -> None:
+    """Call a function if the client leaves before it has read the response of this request.
+
+    Servers other than qworker's do not report this.
+    """
+    extensions = scope.get("extensions")
+    if extensions and UNREAD in extensions:
+        extensions[UNREAD]["call"](function)
 
 
 def get_header(scope: Scope, name: bytes) -> bytes | None:

@@ -13,12 +13,39 @@ import uvicorn
 
 from qworker.asgi.interface import ASGIApp
 from qworker.asgi.limits import LimitedProtocol
+from qworker.errors import BackendUnavailable, UsageError
 
-__all__ = ["Server", "ServerThread"]
+__all__ = ["Server", "ServerThread", "bind"]
 
 # Seconds that running requests get after the first signal.
 _GRACE_S = 30
 _JOIN_S = 5.0
+_BACKLOG = 2048
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Port 0 takes a free port.
+
+    Raises:
+        BackendUnavailable: The address cannot be used.
+        UsageError: The port is not valid.
+    """
+    if not 0 <= port <= 65535:
+        raise UsageError(f"the port must be from 0 to 65535 (got {port})")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only if the socket has the protocol's number. Without TCP_NODELAY, a response with a body
+    # takes 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # Clients that connect before the server is ready wait.
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise BackendUnavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
 
 
 class Server(uvicorn.Server):
@@ -30,9 +57,13 @@ class Server(uvicorn.Server):
     Args:
         app: The application.
         protocol: The limits.
+        on_end: A function that is called when the server stops to accept connections. It answers requests that wait.
     """
 
-    def __init__(self, app: ASGIApp, protocol: type[LimitedProtocol]) -> None:
+    def __init__(
+        self, app: ASGIApp, protocol: type[LimitedProtocol], *, on_end: Callable[[], None] | None = None
+    ) -> None:
+        self._on_end = on_end
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -62,6 +93,12 @@ class Server(uvicorn.Server):
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop to accept connections, and finish the requests."""
+        if self._on_end is not None:
+            self._on_end()
+        await super().shutdown(sockets)
 
     async def serve_until(self, ended: asyncio.Event, listener: socket.socket) -> None:
         """Serve until an event is set, and then close the socket and all connections immediately.

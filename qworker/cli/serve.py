@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 
 import click
 import structlog
@@ -12,13 +11,11 @@ import structlog
 from qworker import logs
 from qworker.backend.registry import open_backend
 from qworker.cli.options import URLCommand, duration_type, positive_number
-from qworker.errors import InvalidURL, UsageError
+from qworker.errors import InvalidURL
 from qworker.extras import not_installed
 from qworker.supervisor.event_loop import loop_factory
 
 __all__ = ["command"]
-
-_TOKEN = "QWORKER_HTTP_TOKEN"
 
 log = structlog.get_logger()
 
@@ -45,10 +42,22 @@ log = structlog.get_logger()
     type=int,
     default=1000,
     show_default=True,
-    help="Maximum number of connections. Further connections are closed immediately.",
+    help="Maximum number of connections. Another one takes the place of a connection that waits for its client.",
+)
+@click.option(
+    "--connections-per-address",
+    metavar="N",
+    type=int,
+    help="Maximum number of connections from one address. Without it, there is no limit.",
 )
 def command(
-    url: str, host: str, port: int, visibility_timeout: float, max_body_size: int, max_connections: int
+    url: str,
+    host: str,
+    port: int,
+    visibility_timeout: float,
+    max_body_size: int,
+    max_connections: int,
+    connections_per_address: int | None,
 ) -> None:
     r"""Serve the queues of a backend over HTTP, as an mq server does.
 
@@ -62,17 +71,19 @@ def command(
     """
     positive_number(max_body_size, "--max-body-size")
     positive_number(max_connections, "--max-connections")
+    if connections_per_address is not None:
+        positive_number(connections_per_address, "--connections-per-address")
     try:
         # `create_app` imports it for the additions, but only when the server starts.
         importlib.import_module("qworker.server.native_routes")
+        from qworker.asgi.access import read_token, require_token_if_public
         from qworker.asgi.limits import limited_protocol
+        from qworker.asgi.server import bind
         from qworker.server.app import create_app
-        from qworker.server.server import bind, require_token_if_public, serve
+        from qworker.server.server import serve
     except ModuleNotFoundError as error:
         raise not_installed(error, "qworker serve") from error
-    token = os.environ.get(_TOKEN)
-    if token == "":
-        raise UsageError(f"{_TOKEN} is empty: set a token or unset the variable")
+    token = read_token()
     require_token_if_public(host, token)
     logs.configure()
 
@@ -88,7 +99,8 @@ def command(
         if backend.remote_leases is None:
             log.warning("leases_end_with_server", url=backend.describe())
         log.info("server_started", url=backend.describe(), address=f"http://{address}:{bound}", token=token is not None)
-        await serve(app, listener, protocol=limited_protocol(most=max_connections))
+        limits = limited_protocol(most=max_connections, most_per_address=connections_per_address)
+        await serve(app, listener, protocol=limits)
 
     with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:
         runner.run(run())

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Protocol
 
 import structlog
 
-from qworker.errors import UsageError
+from qworker.asgi.access import read_token
 from qworker.health.address import keep_across_exec, listen
 from qworker.health.answers import HealthAnswers
 from qworker.health.monitor import Monitor
 
-__all__ = ["TOKEN", "Endpoint", "HttpEndpoint", "endpoint_for_worker", "read_token"]
-
-TOKEN = "QWORKER_HTTP_TOKEN"
+__all__ = ["Endpoint", "HttpEndpoint", "endpoint_for_worker"]
 
 
 class Endpoint(Protocol):
@@ -34,7 +31,7 @@ class HttpEndpoint:
     """A health port for one process, or for all processes of a supervisor.
 
     Raises:
-        UsageError: The address cannot be used, or the token is empty.
+        UsageError: The address cannot be used, or the token is not valid.
     """
 
     def __init__(self, address: tuple[str, int], view: HealthAnswers) -> None:
@@ -63,15 +60,3 @@ class HttpEndpoint:
 def endpoint_for_worker(watch: Monitor, address: tuple[str, int], stall_timeout: float) -> HttpEndpoint:
     """Return the health port of a worker without a supervisor."""
     return HttpEndpoint(address, HealthAnswers(lambda: [watch.report()], stall_timeout=stall_timeout))
-
-
-def read_token() -> str | None:
-    """Return the token for `/metrics` and `/stats`, or None.
-
-    Raises:
-        UsageError: The variable is set, but empty.
-    """
-    given = os.environ.get(TOKEN)
-    if given == "":
-        raise UsageError(f"{TOKEN} is empty: set a token or unset the variable")
-    return given

@@ -6,9 +6,9 @@ import http.client
 import os
 from urllib.parse import urlsplit
 
+from qworker.asgi.access import TOKEN
 from qworker.errors import UsageError
 from qworker.health.address import loopback_for, parse_address
-from qworker.health.endpoint import TOKEN
 
 __all__ = ["fetch_page"]
 

@@ -6,7 +6,6 @@ clients cannot slow down the worker.
 
 from __future__ import annotations
 
-import hmac
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
@@ -14,6 +13,7 @@ from http import HTTPStatus
 import msgspec
 import structlog
 
+from qworker.asgi.access import Access
 from qworker.asgi.interface import Headers, Receive, Scope, Send, get_header, respond
 from qworker.asgi.limits import limited_protocol
 from qworker.asgi.server import ServerThread
@@ -42,7 +42,8 @@ class HealthApp:
 
     def __init__(self, view: HealthAnswers, token: str | None) -> None:
         self._view = view
-        self._token = None if token is None else token.encode()
+        # Anybody who reaches the port may read the metrics, but no web page may.
+        self._access = Access(token, public=True)
         self._log = structlog.get_logger("qworker.health")
         self._pages: dict[str, Callable[[Scope], _Answer]] = {
             "/livez": lambda _: _verdict(*view.live()),
@@ -65,19 +66,14 @@ class HealthApp:
             return _text(HTTPStatus.NOT_FOUND, f"not a page: use one of {', '.join(self._pages)}")
         if scope["method"] not in {"GET", "HEAD"}:
             return _text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD", (b"allow", b"GET, HEAD"))
-        if path in _GUARDED and not self._is_admitted(scope):
-            return _text(HTTPStatus.UNAUTHORIZED, "send Authorization: Bearer TOKEN", (b"www-authenticate", b"Bearer"))
+        refusal = self._access.refusal(scope) if path in _GUARDED else None
+        if refusal is not None:
+            return HTTPStatus(refusal[0]), refusal[1], refusal[2]
         try:
             return page(scope)
         except Exception as error:  # noqa: BLE001 - one page that fails must not silence the probes
             self._log.error("health_page_failed", path=path, error=repr(error))
             return _text(HTTPStatus.INTERNAL_SERVER_ERROR, "failed: see the log")
-
-    def _is_admitted(self, scope: Scope) -> bool:
-        if self._token is None:
-            return True
-        scheme, _, given = (get_header(scope, b"authorization") or b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token)
 
     def _stats(self, _scope: Scope) -> _Answer:
         stats = self._view.stats()

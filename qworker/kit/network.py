@@ -6,8 +6,9 @@ import ipaddress
 import os
 import re
 import ssl
+from functools import lru_cache
 
-__all__ = ["error_text", "is_loopback"]
+__all__ = ["client_group", "error_text", "is_loopback"]
 
 # asyncio joins the errors of all addresses of a host in one text.
 _FIRST_ERRNO = re.compile(r"Multiple exceptions: \[Errno ([0-9]+)\]")
@@ -33,3 +34,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+@lru_cache(maxsize=4096)
+def client_group(address: str) -> str:
+    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -7,16 +7,15 @@ are a Starlette application.
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Sequence
 
 import structlog
 
+from qworker.asgi.access import Access
 from qworker.asgi.interface import (
     ASGIApp,
     BodyTooLarge,
     Disconnected,
-    Headers,
     Receive,
     Scope,
     Send,
@@ -44,24 +43,6 @@ LONGEST_VISIBILITY = 7 * 86400.0
 _REAP_EVERY = 1.0
 
 _CONTENT = [(b"content-type", b"application/octet-stream"), (b"x-content-type-options", b"nosniff")]
-_LOCAL = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
-_TEXT = (b"content-type", b"text/plain; charset=utf-8")
-_Refusal = tuple[int, Headers, bytes]
-_NO_TOKEN: _Refusal = (
-    401,
-    [(b"www-authenticate", b"Bearer"), _TEXT],
-    b"send the header Authorization: Bearer TOKEN, with the server's QWORKER_HTTP_TOKEN\n",
-)
-_FOREIGN_PAGE: _Refusal = (
-    403,
-    [_TEXT],
-    b"without QWORKER_HTTP_TOKEN no web page is served: set it at the server, and send it\n",
-)
-_FOREIGN_HOST: _Refusal = (
-    403,
-    [_TEXT],
-    b"without QWORKER_HTTP_TOKEN the host must be localhost, 127.0.0.1 or [::1]: set it at the server, and send it\n",
-)
 
 log = structlog.get_logger()
 
@@ -78,7 +59,7 @@ class MqApp:
             body_limit = min(body_limit, backend.max_body)
         self.body_limit = body_limit
         self.visibility = visibility
-        self._token = None if token is None else b"Bearer " + token.encode()
+        self._access = Access(token)
         self._posts = Batcher(self._post_batch)
         self._gets = Batcher(self._get_batch)
         self._removals = Batcher(self._remove_batch)
@@ -104,7 +85,7 @@ class MqApp:
             await respond(send, *to_error_response(error))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope)
+        refusal = self._access.refusal(scope)
         if refusal is not None:
             await respond(send, *refusal)
             return
@@ -117,25 +98,6 @@ class MqApp:
             await self._mq(parts, scope, receive, send)
         else:
             await respond(send, 404)
-
-    def _refusal(self, scope: Scope) -> _Refusal | None:
-        """Return the response for a client that is not authorized, or None for one that is."""
-        if self._token is not None:
-            given = get_header(scope, b"authorization") or b""
-            return None if hmac.compare_digest(given, self._token) else _NO_TOKEN
-        # Without a token, programs on this machine are authorized, but web pages in a browser are not.
-        host = (
-            (get_header(scope, b"host") or b"localhost").rsplit(b":", 1)[0]
-            if scope["http_version"] != "1.0"
-            else b"::1"
-        )
-        foreign = get_header(scope, b"origin") is not None or get_header(scope, b"sec-fetch-site") in {
-            b"cross-site",
-            b"same-site",
-        }
-        if foreign:
-            return _FOREIGN_PAGE
-        return None if host.lower() in _LOCAL else _FOREIGN_HOST
 
     # -- the six endpoints -------------------------------------------------------------------------------------------
 
@@ -193,6 +155,7 @@ class MqApp:
         if lease is None:
             await respond(send, 204)
             return
+        self.leases.release_if_unread(scope, [lease])
         message = lease.message
         headers = [
             (b"x-message-id", message.id.encode()),
@@ -257,6 +220,11 @@ class MqApp:
             self._reaper = None
         for batches in (self._posts, self._gets, self._removals):
             await batches.aclose()
+        await self.leases.aclose()
+
+    def end_polls(self) -> None:
+        """Answer the requests that wait for a message, because the server ends."""
+        self.leases.polls.end()
 
     async def _reap(self) -> None:
         while True:

@@ -9,18 +9,23 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from qworker.asgi.interface import Receive, wait_for_disconnect
+import structlog
+
+from qworker.asgi.interface import Receive, Scope, call_if_unread
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import NotSupported
+from qworker.errors import BackendError, NotSupported
 from qworker.kit.task_groups import run_until
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Lease, SettleAction, Settlement
+from qworker.server.polls import Polls
 
 __all__ = ["ClientLeases", "parse_token"]
 
 # Seconds that a lease is kept after its expiry. The store's clock decides, and the clock of this machine can be ahead.
 _GRACE = 60.0
+
+log = structlog.get_logger()
 
 
 class ClientLeases:
@@ -35,6 +40,8 @@ class ClientLeases:
         self._backend = backend
         self._clock = clock
         self._held: dict[tuple[str, str], Lease] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+        self.polls = Polls()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -55,9 +62,39 @@ class ClientLeases:
     async def take_unless_disconnected(
         self, receive: Receive, queue: str, limit: int, visibility: float, timeout: float
     ) -> list[Lease]:
-        """Take messages as `take` does. If the client disconnects meanwhile, release them and return none."""
+        """Take messages as `take` does. If the client or the server ends meanwhile, release them and return none."""
         taking = self.take(queue, limit, visibility, timeout)
-        return await run_until(partial(wait_for_disconnect, receive), taking, self.release) or []
+        return await run_until(partial(self.polls.wait_for_end, receive), taking, self.release) or []
+
+    def release_if_unread(self, scope: Scope, leases: list[Lease]) -> None:
+        """Release leases if their client leaves before it has read them in the response to its request."""
+        expiries = [lease.expires_at for lease in leases]
+
+        def release() -> None:
+            # A client that has extended its lease knows it.
+            unread = [
+                lease
+                for lease, expiry in zip(leases, expiries, strict=True)
+                if self._held.get((lease.message.queue, lease.message.id)) is lease and lease.expires_at == expiry
+            ]
+            if unread:
+                task = asyncio.create_task(self._release_unread(unread))
+                self._releases.add(task)
+                task.add_done_callback(self._releases.discard)
+
+        call_if_unread(scope, release)
+
+    async def _release_unread(self, leases: list[Lease]) -> None:
+        try:
+            await self.release(leases)
+        except BackendError as error:
+            # They end when they expire.
+            log.warning("backend_error", error=str(error))
+
+    async def aclose(self) -> None:
+        """Wait for the running releases."""
+        while self._releases:
+            await asyncio.wait(self._releases)
 
     async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
         """Return the lease with this token, or None if it is lost."""

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qworker import __version__
-from qworker.asgi.interface import BodyTooLarge, Disconnected, get_number, read_body, wait_for_disconnect
+from qworker.asgi.interface import BodyTooLarge, Disconnected, get_number, read_body
 from qworker.backend import Backend
 from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
 from qworker.kit.parts import PAGE_BYTES
@@ -179,6 +179,7 @@ class NativeRoutes:
             leases = await self._leases.take(queue, limit, visibility)
         else:
             leases = await self._leases.take_unless_disconnected(request.receive, queue, limit, visibility, wait)
+        self._leases.release_if_unread(request.scope, leases)
         return _json([LeaseGrant(lease.message, lease.token, lease.expires_at) for lease in leases])
 
     async def extend_many(self, request: Request) -> Response:
@@ -238,7 +239,7 @@ class NativeRoutes:
         for queue in wish.queues:
             check_queue(queue)
         waiting = self._backend.wait(wish.queues, max(0.0, min(wish.timeout, 60.0)))
-        await run_until(partial(wait_for_disconnect, request.receive), waiting)
+        await run_until(partial(self._leases.polls.wait_for_end, request.receive), waiting)
         return Response(status_code=204)
 
     # -- administering -----------------------------------------------------------------------------------------------

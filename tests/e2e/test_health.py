@@ -87,7 +87,7 @@ def test_it_answers_while_a_handler_blocks_the_loop(folder: Path, workers: str) 
 
 
 def test_a_draining_worker_is_not_ready_and_still_alive(folder: Path) -> None:
-    with run(folder, "-w", "2", env={"QWORKER_HTTP_TOKEN": "sesame"}) as process:
+    with run(folder, "-w", "2", env={"QWORKER_HTTP_TOKEN": "open-sesame"}) as process:
         port = port_of(process)
         wait_for(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
         assert page(port, "/stats")[0] == 401

@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import msgspec
 import uvicorn
 
 from qworker.asgi.limits import limited_protocol
+from qworker.asgi.server import bind
 from qworker.backend import Backend
 from qworker.server.app import MqApp, create_app
-from qworker.server.server import bind, serve
+from qworker.server.server import serve
 
 
 class Served(msgspec.Struct):
@@ -23,6 +24,7 @@ class Served(msgspec.Struct):
 
     port: int
     app: MqApp
+    server: uvicorn.Server
 
     @property
     def url(self) -> str:
@@ -30,7 +32,13 @@ class Served(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def served(backend: Backend, *, bounds: dict[str, Any] | None = None, **options: Any) -> Generator[Served]:
+def served(
+    backend: Backend,
+    *,
+    bounds: dict[str, Any] | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    **options: Any,
+) -> Generator[Served]:
     """Serve `backend` until the block ends; then the backend is closed."""
     app = create_app(backend, **options)
     listener = bind("127.0.0.1", 0)
@@ -39,7 +47,8 @@ def served(backend: Backend, *, bounds: dict[str, Any] | None = None, **options:
 
     def run() -> None:
         try:
-            asyncio.run(serve(app, listener, protocol=limited_protocol(**(bounds or {})), ready=ready.put))
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                runner.run(serve(app, listener, protocol=limited_protocol(**(bounds or {})), ready=ready.put))
         except BaseException as error:
             ready.put(error)
             raise
@@ -50,7 +59,7 @@ def served(backend: Backend, *, bounds: dict[str, Any] | None = None, **options:
     if isinstance(server, BaseException):
         raise server
     try:
-        yield Served(port, app)
+        yield Served(port, app, server)
     finally:
         server.should_exit = True
         # Connections that a failed test left open.

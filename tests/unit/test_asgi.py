@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qworker.asgi.interface import Receive, Scope, Send, read_body, respond
+from qworker.asgi.interface import Receive, Scope, Send, read_body, respond, wait_for_disconnect
 from qworker.asgi.limits import limited_protocol
 from qworker.asgi.server import ServerThread
 from qworker.health.address import listen
@@ -22,16 +22,22 @@ BIG = 32 << 20
 
 
 class App:
-    """Answers with the length of the body, or with many bytes."""
+    """Answers with the length of the body, with many bytes, or not at all. With `?keep` the connection stays open."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        # Those of the last request, after its body.
+        self.headers: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked.append(scope["path"])
         body = await read_body(scope, receive, 1 << 20)
+        self.headers = list(scope["headers"])
+        if scope["path"] == "/held":
+            await wait_for_disconnect(receive)
+            return
         answer = bytes(BIG) if scope["path"] == "/big" else b"%d" % len(body)
-        await respond(send, 200, [(b"connection", b"close")], answer)
+        await respond(send, 200, [] if scope["query_string"] == b"keep" else [(b"connection", b"close")], answer)
 
 
 @contextmanager
@@ -92,14 +98,18 @@ def test_a_long_body_behind_short_headers_is_no_long_header() -> None:
 
 
 def test_a_connection_beyond_the_limit_is_told_why() -> None:
-    with serving(App(), most=2) as port:
-        first, second = connect(port), connect(port)
+    app = App()
+    with serving(app, most=2) as port:
+        held = [connect(port), connect(port)]
+        for connection in held:
+            connection.sendall(b"GET /held HTTP/1.1\r\n\r\n")
+        wait_for(lambda: app.asked == ["/held", "/held"], "the requests")
         answer = exchange(port, b"GET /a HTTP/1.1\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert answer.endswith(b"\r\n\r\ntoo many connections: close some, or try again later\n")
-        first.close()
+        held.pop().close()
         wait_for(lambda: exchange(port, b"GET /a HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 "), "a free place")
-        second.close()
+        held.pop().close()
 
 
 def test_a_client_that_does_not_read_its_response_frees_its_place_at_the_deadline() -> None:
@@ -123,6 +133,24 @@ def test_the_end_waits_for_no_client() -> None:
     assert len(read_all(unread)) < BIG
     for connection in (silent, half, unread):
         connection.close()
+
+
+def test_a_client_that_reads_nothing_frees_its_place_on_a_connection_without_a_deadline() -> None:
+    app = App()
+    with serving(app, most=1, response_deadline=0.2) as port, connect(port) as idle:
+        idle.sendall(b"GET /big?keep HTTP/1.1\r\n\r\n")
+        wait_for(lambda: app.asked == ["/big"], "the request")
+        wait_for(lambda: exchange(port, b"GET /a HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 "), "a free place")
+        assert len(read_all(idle)) < BIG
+
+
+def test_a_client_that_reads_slowly_gets_all_of_its_response() -> None:
+    with serving(App(), response_deadline=0.5) as port, connect(port) as slow:
+        slow.sendall(b"GET /big HTTP/1.1\r\n\r\n")
+        received = 0
+        while part := slow.recv(1 << 20):
+            received += len(part)
+        assert received > BIG
 
 
 def test_a_server_that_cannot_listen_says_so() -> None:

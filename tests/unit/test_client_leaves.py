@@ -189,6 +189,8 @@ def test_a_connection_that_is_closed_during_a_poll_leaves_the_message_to_the_nex
                 client.sendall(b"POST /q/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n%d" % number)
                 assert client.recv(4096).startswith(b"HTTP/1.1 201")
                 client.sendall(request % b"GET /q/messages")
-                answer = client.recv(4096)
+                answer = b""
+                while not answer.endswith(b"\r\n\r\n%d" % number):
+                    answer += client.recv(4096)
                 assert answer.startswith(b"HTTP/1.1 200")
                 assert b"x-message-tries: 0" in answer.lower()

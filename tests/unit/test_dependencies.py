@@ -31,8 +31,6 @@ UNDECLARED = {
 NOT_IMPORTED = {
     # PySpark's `DataFrame.mapInArrow` raises an error without it.
     "pandas",
-    # uvicorn's protocol, which qworker.asgi extends, imports it.
-    "httptools",
 }
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import socket
 import stat
 import subprocess
 import sys
-import threading
-import urllib.error
-import urllib.request
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +27,6 @@ from qworker.message import Draft, Message, Query, Selection, SettleAction, Sett
 from qworker.testing import FakeClock, run_until_idle, wait_until
 from qworker_fsq.environment import Constants
 from qworker_fsq.rpc.methods import RpcMethods
-from qworker_fsq.rpc.server import RpcServer
 from tests.support.depth import DEPTH
 from tests.support.immutable import make_immutable
 
@@ -414,41 +409,6 @@ def test_batches_notifications_and_the_older_form_are_understood(methods: RpcMet
     assert many[0] == {"jsonrpc": "2.0", "id": 1, "result": False}
     assert many[1]["error"]["code"] == -32600
     assert "enqueue" in ask(methods, "system.listMethods")["result"]
-
-
-@pytest.fixture
-def served(methods: RpcMethods) -> Iterator[Callable[..., tuple[int, bytes]]]:
-    server = RpcServer(("127.0.0.1", 0), methods, workers=2, body_limit=200, token="a-long-token", say=None)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-
-    def post(body: bytes, path: str = "/", **headers: str) -> tuple[int, bytes]:
-        url = f"http://127.0.0.1:{server.server_address[1]}{path}"
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=20) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
-
-    yield post
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_jsonrpcd_wants_its_token_and_bounded_bodies(served: Callable[..., tuple[int, bytes]]) -> None:
-    call = b'{"jsonrpc": "2.0", "id": 1, "method": "api_version"}'
-    basic = "Basic " + base64.b64encode(b"x:a-long-token").decode()
-    wrong = "Basic " + base64.b64encode(b"x:another").decode()
-    assert served(call)[0] == 401
-    assert served(call, Authorization=wrong)[0] == 401
-    assert served(call, Authorization="Basic !")[0] == 401
-    assert served(call, Authorization=basic)[0] == 200
-    assert served(call, Authorization="Bearer a-long-token")[0] == 200
-    assert served(call + b" " * 500, Authorization=basic)[0] == 413
-    assert served(call, "/other", Authorization=basic)[0] == 404
-    assert b'"1.0"' in served(call, "/RPC2", Authorization=basic)[1]
 
 
 def test_jsonrpcd_listens_beyond_this_machine_only_when_told(root: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,12 +17,12 @@ from urllib.parse import quote
 
 import pytest
 
+from qworker.asgi.access import require_token_if_public
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import to_message_id
 from qworker.server.openapi import document
-from qworker.server.server import require_token_if_public
 from qworker.testing.wait_until import wait_until
 from qworker_memory import MemoryBackend
 from qworker_mq.ids import new_uuids
@@ -115,6 +116,17 @@ def test_a_body_over_the_limit_is_413_and_not_stored(server: Served) -> None:
         b"the body is too large: send less, or raise --max-body-size, and max_body in the URL of the server",
     )
     assert json.loads(ask(server, "GET", "/-/inbox/stats")[2])["ready"] == 1
+
+
+@pytest.mark.parametrize(
+    "length", [b"Content-Length: 20000000", b"Transfer-Encoding: chunked"], ids=["length", "chunks"]
+)
+def test_a_client_that_sends_too_much_reads_why(server: Served, length: bytes) -> None:
+    body = b"1312d00\r\n" * (b"chunked" in length) + b"x" * 20_000_000
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=50) as client:
+            client.sendall(b"POST /q/messages HTTP/1.1\r\nHost: localhost\r\n%b\r\n\r\n%b" % (length, body))
+            assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
 def test_an_idempotency_key_stores_one_message(server: Served) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 
 import click
 
-from qworker.cli.fsq_statuses import EXIT_TEMPORARY
-from qworker.errors import BackendError, UsageError
+from qworker.errors import BackendError
 from qworker.names import check_queue
 from qworker_fsq.cli.common import FsqCommand, open_fsq_root, print_if, print_warning
 from qworker_fsq.environment import NO_LIMITS
@@ -18,8 +15,6 @@ from qworker_fsq.lease import ClaimedItem, SkipReason, claim
 from qworker_fsq.options import check_host
 from qworker_fsq.requeue_item import check_item
 from qworker_fsq.rpc.client import RemoteHost
-from qworker_fsq.rpc.methods import RpcMethods
-from qworker_fsq.rpc.server import RpcServer, require_token_if_public
 
 __all__ = ["jsonrpcd_command", "push_command"]
 
@@ -118,38 +113,36 @@ def jsonrpcd_command(
 
     HOST and PORT are the address to listen on. Clients, fsq's push or qworker's, must send the token in
     QWORKER_HTTP_TOKEN as the password of http://x:TOKEN@HOST:PORT. Without a token, only this machine is served, unless
-    --insecure is given.
+    --insecure is given. No web page is served without a token.
 
     \b
     Example:
       qworker fsq jsonrpcd fsq:///var/fsq 127.0.0.1 8080
     """
-    token = os.environ.get("QWORKER_HTTP_TOKEN") or None
-    if token is not None and len(token) < 8:
-        raise UsageError("QWORKER_HTTP_TOKEN must have at least 8 printable ASCII characters")
-    require_token_if_public(host, token, insecure=insecure)
+    # `push` needs no HTTP server.
+    import asyncio
+
+    from qworker.asgi.access import read_token, require_token_if_public
+    from qworker.asgi.server import bind
+    from qworker_fsq.rpc.methods import RpcMethods
+    from qworker_fsq.rpc.server import RpcApp, serve
+
+    token = read_token()
+    if not insecure:
+        require_token_if_public(host, token, or_else="add --insecure. Without it, other machines could enqueue")
     with open_fsq_root(url) as root:
         methods = RpcMethods(root.directory, root.constants)
-        try:
-            server = RpcServer(
-                (host, port),
-                methods,
-                workers=workers,
-                body_limit=max_body_size,
-                token=token,
-                say=print_warning if verbose else None,
-            )
-        except OSError as error:
-            print_warning(f"qworker: cannot listen on {host}:{port}: {error.strerror}")
-            return EXIT_TEMPORARY
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # The call is made in another thread, because this one runs the loop that must stop.
-        signal.signal(number, lambda _number, _frame: threading.Thread(target=server.shutdown).start())
+        app = RpcApp(
+            methods,
+            workers=workers,
+            body_limit=max_body_size,
+            token=token,
+            public=insecure,
+            say=print_warning if verbose else None,
+        )
+        listener = bind(host, port)
     # fsq's server restarts its children. This server has no children.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    print_warning(f"starting jsonrpcd server on: {host}:{server.server_address[1]}")
-    try:
-        server.serve_forever(poll_interval=0.2)
-    finally:
-        server.server_close()
+    print_warning(f"starting jsonrpcd server on: {host}:{listener.getsockname()[1]}")
+    asyncio.run(serve(app, listener))
     return 0

@@ -61,6 +61,8 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         # Deleted queues. Their descriptors stay open for a while, because calls that run now use them, and longer if
         # this instance has leases of them, so that ending a lease finds nothing.
         self._deleted: list[Queue] = []
+        # The names of the queues that this instance deletes now.
+        self.being_deleted: set[str] = set()
         self._waiters: set[Waiter] = set()
         # True while a wait waits for the end of a lease.
         self._waits_for_room = False
@@ -160,7 +162,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         """
         queue = self._queues.get(name)
         if queue is not None and not queue.files.is_in_place(self.root):
-            if queue.files.exists:
+            if queue.files.exists and name not in self.being_deleted:
                 log_replaced(os.path.join(self.directory, name))
             del self._queues[name]
             # Its descriptors are about to be closed.
