@@ -125,7 +125,8 @@ class LimitedProtocol(WholeProtocol):
             return False
         if self._phase is _Phase.BODY:
             return self.loop.time() - self._waits_since >= _SHORT_DEADLINE_S
-        return not self.is_answering
+        # A client that still reads its response has its own deadline.
+        return not self.is_answering and not self.transport.get_write_buffer_size()
 
     def give_way(self) -> None:
         """Close this connection, because another client needs the place."""

@@ -31,9 +31,12 @@ def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        parsed = ipaddress.ip_address(host)
     except ValueError:
         return False
+    # A listener for both families sees its IPv4 connections as IPv6.
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 @lru_cache(maxsize=4096)

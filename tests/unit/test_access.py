@@ -227,7 +227,7 @@ def test_metrics_are_read_under_any_name_of_another_address(server: str) -> None
     access = Access(None, public=True)
     headers = [(b"host", b"pod.example:9090")]
     assert access.refusal({"headers": headers, "server": (server, 9090)}) is None
-    for loopback in ("127.0.0.1", "::1"):
+    for loopback in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
         refusal = access.refusal({"headers": headers, "server": (loopback, 9090)})
         assert refusal is not None
         assert refusal[0] == 403

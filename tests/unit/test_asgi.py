@@ -144,13 +144,14 @@ def test_a_client_that_reads_nothing_frees_its_place_on_a_connection_without_a_d
         assert len(read_all(idle)) < BIG
 
 
-def test_a_client_that_reads_slowly_gets_all_of_its_response() -> None:
-    with serving(App(), response_deadline=0.5) as port, connect(port) as slow:
-        slow.sendall(b"GET /big HTTP/1.1\r\n\r\n")
-        received = 0
-        while part := slow.recv(1 << 20):
-            received += len(part)
-        assert received > BIG
+def test_a_client_that_still_reads_its_response_gives_way_to_nobody() -> None:
+    app = App()
+    with serving(app, most=1, response_deadline=PATIENCE) as port, connect(port) as slow:
+        slow.sendall(b"GET /big?keep HTTP/1.1\r\n\r\n")
+        received = len(slow.recv(1000))
+        assert exchange(port, b"GET /a HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503 ")
+        while received < BIG:
+            received += len(slow.recv(1 << 20))
 
 
 def test_a_server_that_cannot_listen_says_so() -> None:
