@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from qworker.backend.scan_source import ExitCodes, ProgramOutcome, QueuePaused, ScanError, ScanOptions
+from qworker.errors import BackendError
 from qworker.kit.directory.reasons import read_reason
+from qworker.kit.files import check_writable
 from qworker.kit.opening import open_directory
+from qworker.kit.store_errors import store_errors
 from qworker.url import BackendURL
 from qworker_fsq.environment import Constants, ItemLimits
 from qworker_fsq.item_file import reason_name
@@ -32,6 +35,7 @@ def open_scan(url: BackendURL, queue: str, options: ScanOptions) -> FsqSource:
         InvalidURL: An option of the URL is not known.
         UsageError: An FSQ_* variable is not valid.
         ScanError: The queue does not exist.
+        PermissionDenied: This user has no permission to work on it.
     """
     given = FsqOptions.from_url(url)
     constants = given.constants
@@ -55,6 +59,7 @@ class FsqSource:
 
     Raises:
         ScanError: The queue does not exist.
+        PermissionDenied: This user has no permission to work on it.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class FsqSource:
         self.constants = constants
         self._limits = ItemLimits(max_tries=constants.scan_max_tries, ttl=constants.ttl)
         self._ignore_down = options.ignore_down
+        self._changes_items = options.done
         self._queues: list[QueueDir] = []
         self._lingering: deque[tuple[float, ClaimedItem]] = deque()
         try:
@@ -84,16 +90,29 @@ class FsqSource:
     def _all_hosts(self, root: int) -> list[str]:
         base = self._open_queue(root, None)
         try:
-            return base.host_names()
+            with store_errors(f"list the hosts of {self._queue}"):
+                return base.host_names()
         finally:
             base.close()
 
     def _open_queue(self, root: int, host: str | None) -> QueueDir:
-        opened = open_queue(root, self._queue, self.constants, None if host is None else check_host(host))
-        if opened is None:
-            of_host = "" if host is None else f" of host {host}"
-            raise ScanError(f"unknown queue: {self._queue}{of_host}")
+        of_host = "" if host is None else f" of host {host}"
+        with store_errors(f"scan {self._queue}{of_host}"):
+            opened = open_queue(root, self._queue, self.constants, None if host is None else check_host(host))
+            if opened is None:
+                raise ScanError(f"unknown queue: {self._queue}{of_host}")
+            try:
+                self._check_permission(opened)
+            except OSError:
+                opened.close()
+                raise
         return opened
+
+    def _check_permission(self, files: QueueDir) -> None:
+        """Check that the outcome of an item can be stored, before a program runs whose outcome cannot."""
+        if self._changes_items:
+            for directory in (files.queue, files.done, files.fail):
+                check_writable(directory)
 
     @property
     def exits(self) -> ExitCodes:
@@ -102,7 +121,8 @@ class FsqSource:
 
     def work(self, say: Callable[[str], None]) -> Iterator[FsqWork]:
         """Yield each present item that can be locked and may still be tried."""
-        names = [(name, files) for files in self._queues for name in os.listdir(files.queue) if name[0] != "."]
+        with store_errors(f"list {self._queue}"):
+            names = [(name, files) for files in self._queues for name in os.listdir(files.queue) if name[0] != "."]
         names.sort(key=lambda found: found[0])
         self._check_down()
         for name, files in names:
@@ -198,8 +218,20 @@ class FsqWork:
         return self.claimed.fd
 
     def end(self, how: ProgramOutcome, reason: str) -> str | None:
-        """Rename the item."""
+        """Rename the item.
+
+        Raises:
+            BackendError: The outcome cannot be stored, and the item stays in the queue.
+        """
         claimed, name = self.claimed, self.claimed.name
+        try:
+            with store_errors(f"store the outcome of {name}"):
+                return self._end(claimed, name, how, reason)
+        except BackendError:
+            claimed.close()
+            raise
+
+    def _end(self, claimed: ClaimedItem, name: str, how: ProgramOutcome, reason: str) -> str | None:
         why = self._source.why_exhausted(claimed) if how is ProgramOutcome.FAIL_TMP else None
         if how is ProgramOutcome.SUCCESS:
             ended = claimed.finish(keep=True)
