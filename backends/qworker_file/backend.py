@@ -20,7 +20,7 @@ from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.url import BackendURL
 from qworker_file import admin
 from qworker_file.browse import FileBrowser
@@ -104,7 +104,7 @@ class FileBackend(Backend):
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""
-        check_queue(queue)
+        check_existing_queue(queue)
         refuse_unsupported("file", DEVIATIONS, drafts)
         check_bodies(drafts, self.max_body)
         with store_errors(f"publish to {queue!r}"):
@@ -144,7 +144,7 @@ class FileBackend(Backend):
         """Make expired and due messages ready, and prune finished messages."""
         store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
-            opened = store.get(check_queue(queue))
+            opened = store.get(check_existing_queue(queue))
             return 0 if opened is None else await store.reap(opened)
 
     # -- queues --------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class FileBackend(Backend):
     async def create(self, queue: str) -> None:
         """Create a queue."""
         with store_errors(f"create {queue!r}"):
-            opened = self._stores.open().get_or_create(check_queue(queue))
+            opened = self._stores.open().get_or_create(check_existing_queue(queue))
         with store_errors(f"work on {queue!r}"):
             check_writable(opened.files.queue)
 

@@ -9,7 +9,7 @@ from qworker.kit.parts import PAGE_MESSAGES, in_pages
 from qworker.kit.segments.format import HEADER_SIZE, position
 from qworker.kit.segments.log import Damaged
 from qworker.message import State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.url import BackendURL
 from qworker_sq.channel import Channel
 from qworker_sq.lease import make_message, move_damaged_to_failed
@@ -34,7 +34,7 @@ class SqFollower:
 
     async def open(self) -> None:
         """Open the topic and the channel, which are created if they do not exist."""
-        await self._store.get_or_create(check_queue(self._queue))
+        await self._store.get_or_create(check_existing_queue(self._queue))
 
     async def aclose(self) -> None:
         """Close the topic."""

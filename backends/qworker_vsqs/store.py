@@ -17,7 +17,7 @@ from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Watcher, ignore
 from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import store_errors
-from qworker.names import check_queue
+from qworker.names import check_existing_queue, check_queue
 from qworker_vsqs.options import VsqsOptions
 from qworker_vsqs.queue_dir import QueueDirectory
 
@@ -94,7 +94,7 @@ class VsqsStore:
 
     def get(self, name: str, *, create: bool = False) -> QueueDirectory | None:
         """Return a queue; None if it does not exist and must not be created."""
-        check_queue(name)
+        check_existing_queue(name)
         queue = self.queues.get(name)
         if queue is not None:
             if queue.is_alive():
@@ -107,7 +107,7 @@ class VsqsStore:
             if not self.is_queue(name):
                 if not create:
                     return None
-                self._create(name)
+                self._create(check_queue(name))
             queue = self.queues[name] = QueueDirectory(self.root, name, self.clock)
         self._watch(queue)
         return queue

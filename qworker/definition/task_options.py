@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from qworker.errors import UsageError
-from qworker.names import check_key, check_queue, to_message_id
+from qworker.names import check_existing_queue, check_key, to_message_id
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.validation import check_flag, check_headers, check_seconds, check_text, check_whole, number_of, shown
 
@@ -44,7 +44,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     hold: float = 0.0
 
     def __post_init__(self) -> None:
-        check_queue(check_text("queue", self.queue))
+        check_existing_queue(check_text("queue", self.queue))
         check_whole("max_tries", self.max_tries, 1)
         if self.timeout is not None:
             seconds = check_seconds("timeout", self.timeout, positive=True, most=MOST_DELAY)
@@ -88,7 +88,7 @@ def call_options(
         fields["unique_key"] = check_key(check_text("unique_key", unique_key))
     fields |= _id_options(id, hold)
     if queue is not None:
-        check_queue(check_text("queue", queue))
+        check_existing_queue(check_text("queue", queue))
     if headers is not None:
         check_headers(headers)
     return fields

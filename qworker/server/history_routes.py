@@ -13,7 +13,7 @@ from qworker.asgi.interface import get_number, read_body
 from qworker.backend import Backend
 from qworker.errors import UsageError
 from qworker.history.batch import EventBatch
-from qworker.names import check_id, check_queue
+from qworker.names import check_existing_queue, check_id
 from qworker.server.schemas import HistoryPage, HistoryPosition
 
 __all__ = ["history_routes"]
@@ -43,7 +43,7 @@ class _History:
         except msgspec.DecodeError as error:
             raise UsageError(f"the body is not valid: {error}") from error
         for batch in batches:
-            check_queue(batch.queue)
+            check_existing_queue(batch.queue)
         self._backend.history.append(batches)
         return Response(status_code=202)
 
@@ -66,7 +66,7 @@ class _History:
 
     async def for_message(self, request: Request) -> Response:
         """Return the events of one message."""
-        queue, message_id = check_queue(request.path_params["queue"]), check_id(request.path_params["id"])
+        queue, message_id = check_existing_queue(request.path_params["queue"]), check_id(request.path_params["id"])
         return _json(await self._backend.history.for_message(queue, message_id))
 
 
@@ -84,7 +84,7 @@ def history_routes(backend: Backend, body_limit: int) -> list[Route]:
 
 def _log(request: Request) -> str:
     log: str = request.path_params["log"]
-    return check_queue(log)
+    return check_existing_queue(log)
 
 
 def _json(value: Any) -> Response:

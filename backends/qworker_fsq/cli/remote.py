@@ -10,7 +10,7 @@ import click
 
 from qworker.cli.fsq_statuses import EXIT_TEMPORARY
 from qworker.errors import BackendError, UsageError
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker_fsq.cli.common import FsqCommand, open_fsq_root, print_if, print_warning
 from qworker_fsq.environment import NO_LIMITS
 from qworker_fsq.layout import QueueDir, require_queue
@@ -27,8 +27,8 @@ __all__ = ["jsonrpcd_command", "push_command"]
 @click.command("push", cls=FsqCommand)
 @click.argument("url")
 @click.argument("remote")
-@click.argument("source", type=check_queue)
-@click.argument("target", type=check_queue)
+@click.argument("source", type=check_existing_queue)
+@click.argument("target", type=check_existing_queue)
 @click.argument("host")
 @click.argument("items", nargs=-1, required=True, metavar="ITEM...")
 @click.option("-p", "--protocol", type=click.Choice(["jsonrpc"]), default="jsonrpc", help="Protocol to use.")

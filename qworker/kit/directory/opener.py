@@ -11,7 +11,7 @@ from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.directory.store import CLOSE_AFTER, DirectoryStore, log_replaced
 from qworker.kit.store_errors import store_errors
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 
 __all__ = ["StoreOpener"]
 
@@ -81,7 +81,7 @@ class StoreOpener(Generic[Store, Queue]):
 
     def get_queue(self, queue: str) -> Queue | None:
         """Return an open queue, or None if it does not exist."""
-        name, store = check_queue(queue), self._open_existing()
+        name, store = check_existing_queue(queue), self._open_existing()
         return None if store is None else store.get(name)
 
     def require_queue(self, queue: str) -> Queue:

@@ -10,7 +10,7 @@ from qworker.backend.registry import backend_class
 from qworker.duration import parse_duration
 from qworker.errors import NotSupported, UsageError
 from qworker.message import STATE_WORDS, State
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.pipeline.spark.schema import TABLES, column_names, selected
 from qworker.url import BackendURL
 
@@ -88,7 +88,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         names = texts.get("columns")
         return cls(
             url=checked_url(texts),
-            queues=tuple(check_queue(name) for name in _list(texts, "queue")),
+            queues=tuple(check_existing_queue(name) for name in _list(texts, "queue")),
             states=tuple(map(_state, _list(texts, "state"))) or tuple(State),
             table=table,
             columns=tuple(column_names(table)) if names is None else tuple(_list(texts, "columns")),

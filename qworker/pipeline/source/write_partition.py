@@ -20,7 +20,7 @@ from qworker.backend.registry import open_backend
 from qworker.bulk import BulkWriter, Manifest, StagedPartition, check_load
 from qworker.errors import BackendError, InvalidArguments, PublishUncertain, UsageError
 from qworker.message import Draft
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.pipeline.source.call_encoder import CallMaker
 from qworker.pipeline.source.options import checked_url
 from qworker.pipeline.source.rejects import RejectsFile, RejectsTable
@@ -74,7 +74,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
         load = texts.get("load")
         return cls(
             url=url,
-            queue=check_queue(texts["queue"]),
+            queue=check_existing_queue(texts["queue"]),
             load=None if load is None else check_load(load),
             staging_dir=texts.get("staging_dir"),
             rejects=texts.get("rejects"),
