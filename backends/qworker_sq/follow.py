@@ -57,6 +57,13 @@ class SqFollower:
         """Return the write position."""
         return position_id((await self._channel()).end())
 
+    async def kept(self, start: str) -> str:
+        """Return a position, or that of the oldest record if records after it are gone."""
+        channel = await self._channel()
+        place, oldest = _place(start), position(channel.topic.log.segments()[0], HEADER_SIZE)
+        # What the channel has not passed is kept, also if it stands at the end of a segment that is gone.
+        return start if place >= min(oldest, channel.ledger.position()) else position_id(oldest)
+
     async def ahead(self, start: str, limit: int, end: str) -> str:
         """Return the position after the next `limit` records."""
         channel = await self._channel()

@@ -56,6 +56,10 @@ class Follower(Protocol):
         """Return the position after the last stored message."""
         ...
 
+    async def kept(self, start: str) -> str:
+        """Return a position, or the first one that is kept if messages after it are gone."""
+        ...
+
     async def ahead(self, start: str, limit: int, end: str) -> str:
         """Return the position after the next `limit` messages, or `end` if there are fewer before it."""
         ...

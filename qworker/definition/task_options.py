@@ -14,7 +14,7 @@ from qworker.names import check_existing_queue, check_key, to_message_id
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.validation import check_flag, check_headers, check_seconds, check_text, check_whole, number_of, shown
 
-__all__ = ["DEFAULT_MAX_TRIES", "TaskOptions", "call_options"]
+__all__ = ["DEFAULT_MAX_TRIES", "YEAR_10000", "TaskOptions", "call_options"]
 
 DEFAULT_MAX_TRIES = 5
 
@@ -111,10 +111,10 @@ def _check_time(name: str, value: Any) -> float:
     if math.isnan(seconds):
         hint = ": write when.timestamp()" if isinstance(value, datetime) else ""
         raise UsageError(f"{name} must be a number of Unix seconds (got {shown(value)}){hint}")
-    if not 0 <= seconds < _YEAR_10000:
+    if not 0 <= seconds < YEAR_10000:
         raise UsageError(f"{name} must be a time in Unix seconds, before the year 10000 (got {shown(value)})")
     return seconds
 
 
 # Unix seconds.
-_YEAR_10000 = 253_402_300_800.0
+YEAR_10000 = 253_402_300_800.0

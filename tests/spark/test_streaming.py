@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qworker.backend import Backend
+from qworker.errors import UsageError
 from qworker.message import State
 from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.stream import ConsumingReader
@@ -70,6 +71,48 @@ def test_a_log_is_followed_from_where_the_channel_stands_and_goes_on_at_the_chec
     stream(spark, url, again.take, tmp_path / "checkpoint")
     assert again.rows == [b"more"]
     assert b"9" not in bodies(url, State.READY)
+
+
+def test_spark_s_own_names_of_the_options_of_a_stream_mean_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sq://{tmp_path}/store?channel=spark&sync=off"
+    publish(url, [b"%d" % number for number in range(5)])
+    sink = Sink()
+    stream(spark, url, sink.take, tmp_path / "checkpoint", maxOffsetsPerTrigger="2", startingOffsets="earliest")
+    assert [len(batch) for batch in sink.batches.values()] == [2, 2, 1]
+    later = Sink()
+    stream(spark, url, later.take, tmp_path / "later", startingOffsets="latest")
+    assert later.rows == []
+    # A queue that is consumed has the same limit.
+    url = file_url(tmp_path / "queue", keep_done="none")
+    publish(url, [b"%d" % number for number in range(5)])
+    consumed = Sink()
+    stream(spark, url, consumed.take, tmp_path / "consumed", maxOffsetsPerTrigger="3", failOnDataLoss="true")
+    assert sorted(map(len, consumed.batches.values())) == [2, 3]
+    with pytest.raises(UsageError, match="are the same option: pass one of them"):
+        ReadOptions.parse({"url": url, "queue": "jobs", "maxOffsetsPerTrigger": "3", "max_messages": "2"}, 2)
+    with pytest.raises(UsageError, match="must be one of true, false"):
+        ReadOptions.parse({"url": url, "queue": "jobs", "failOnDataLoss": "maybe"}, 2)
+
+
+def test_a_stream_whose_records_are_gone_fails_unless_it_is_told_to_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sq://{tmp_path}/store?channel=spark&sync=off&segment_size=4096"
+    publish(url, [b"first"])
+    stream(spark, url, Sink().take, tmp_path / "checkpoint")
+    # Another reader of the channel moves it on, and the segments that it has passed are deleted.
+    publish(url, [b"x" * 1000 for _ in range(40)])
+    stream(spark, url, Sink().take, tmp_path / "other", starting_position="earliest")
+    publish(url, [b"last"])
+    stream(spark, url, Sink().take, tmp_path / "other")
+    publish(url, [b"newest"])
+    stream(spark, url, Sink().take, tmp_path / "other")
+    sink = Sink()
+    with pytest.raises(Exception, match="are gone: start the query with a new checkpoint") as raised:
+        stream(spark, url, sink.take, tmp_path / "checkpoint")
+    assert "Traceback" not in str(raised.value)
+    assert sink.rows == []
+    stream(spark, url, sink.take, tmp_path / "checkpoint", failOnDataLoss="false")
+    assert sink.rows[-1] == b"newest"
+    assert b"first" not in sink.rows
 
 
 def test_a_batch_of_a_log_that_failed_is_the_same_batch_again(spark: SparkSession, tmp_path: Path) -> None:

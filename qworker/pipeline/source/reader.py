@@ -17,6 +17,7 @@ from qworker.message import Query, State
 from qworker.pipeline.source.filters import Condition, condition, filter_rows, selected_values
 from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.rows import events_batch, messages_batch
+from qworker.pipeline.spark.one_line import one_line_errors
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -37,6 +38,7 @@ class MessagesPart(InputPartition):
         self.part = part
 
 
+@one_line_errors
 class MessagesReader(DataSourceReader):
     """The reader of the table `messages`.
 
@@ -76,6 +78,7 @@ class MessagesReader(DataSourceReader):
                 yield filter_rows(messages_batch(page, self._names), self._conditions)
 
 
+@one_line_errors
 class FilteredMessagesReader(MessagesReader):
     """A reader of `messages` for Spark releases that push filters down. Other releases refuse its method."""
 
@@ -89,6 +92,7 @@ class FilteredMessagesReader(MessagesReader):
                 self._conditions += (taken,)
 
 
+@one_line_errors
 class EventsReader(DataSourceReader):
     """The reader of the table `events`: the history after the positions of the option `after`.
 

@@ -20,17 +20,18 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import structlog
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from qworker.backend import Backend
 from qworker.backend.offers import Follower, follower_of
 from qworker.backend.registry import open_backend
 from qworker.enqueue.portal import run_blocking
-from qworker.errors import NotSupported, QworkerError
+from qworker.errors import BackendError, NotSupported, QworkerError
 from qworker.message import OUTCOMES, Lease, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.reader import batches
 from qworker.pipeline.source.rows import messages_batch
+from qworker.pipeline.spark.compat import SupportsTriggerAvailableNow
+from qworker.pipeline.spark.one_line import one_line_errors
 
 __all__ = ["ConsumingReader", "FollowingReader", "stream_reader"]
 
@@ -73,6 +74,7 @@ class _LogRange(InputPartition):
 # -- following -------------------------------------------------------------------------------------------------------
 
 
+@one_line_errors
 class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader that follows a log.
 
@@ -121,6 +123,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         async def next_end(follower: Follower) -> str:
             first = begin or await follower.begin(self._options.starting_position)
+            first = await self._kept(follower, first)
             return await follower.ahead(first, self._options.max_messages, self._target or await follower.end())
 
         self._last = self._ask(next_end)
@@ -132,8 +135,27 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = stop
         if begin == stop:
             return []
-        parts = self._ask(lambda follower: follower.divide(begin, stop, self._options.partitions))
-        return [_LogRange(part) for part in parts]
+
+        async def divide(follower: Follower) -> list[str]:
+            return await follower.divide(await self._kept(follower, begin), stop, self._options.partitions)
+
+        return [_LogRange(part) for part in self._ask(divide)]
+
+    async def _kept(self, follower: Follower, begin: str) -> str:
+        """Return a position, or the first one that is kept.
+
+        Raises:
+            BackendError: Records after it are gone, and the query must fail then.
+        """
+        kept = await follower.kept(begin)
+        if kept != begin:
+            lost = f"the records of the queue {self._queue!r} from {begin} to {kept} are gone"
+            if self._options.fail_on_data_loss:
+                raise BackendError(
+                    f'{lost}: start the query with a new checkpoint, or pass .option("failOnDataLoss", "false")'
+                )
+            _log.warning("stream_records_lost", queue=self._queue, begin=begin, kept=kept)
+        return kept
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in a task."""
@@ -162,6 +184,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 # -- consuming -------------------------------------------------------------------------------------------------------
 
 
+@one_line_errors
 class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader that leases batches, and acks them when they are committed.
 
