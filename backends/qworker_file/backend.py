@@ -19,7 +19,17 @@ from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import check_limit
-from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.message import (
+    Draft,
+    FinishedMessage,
+    Lease,
+    Query,
+    QueueStats,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_existing_queue
 from qworker.url import BackendURL
 from qworker_file import admin
@@ -220,6 +230,24 @@ class FileBackend(Backend):
         return FileBrowser(self._stores.require_queue(queue), self._clock, local_time=self._options.local_time)
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
+
+    async def heads(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Yield finished messages without opening their files."""
+        with store_errors(f"browse {queue!r}"):
+            async for page in self._browser(queue).heads(state, part):
+                yield page
+
+    async def heads_version(self, queue: str, state: State) -> str | None:
+        """Return a text that changes with the answer of `heads`."""
+        with store_errors(f"browse {queue!r}"):
+            # The clocks of other hosts do not show whether a change is old enough.
+            return self._browser(queue).heads_version(state) if self._stores.open().is_local else None
+
+    async def read_finished(self, queue: str, found: Sequence[FinishedMessage]) -> AsyncIterator[list[StoredMessage]]:
+        """Yield those messages that are unchanged."""
+        with store_errors(f"read {queue!r}"):
+            async for page in self._browser(queue).read_unchanged(found):
+                yield page
 
     def describe_file_system(self) -> str:
         """Return the type and source of the file system, and its class: local or shared."""

@@ -2,18 +2,19 @@
 
 `doctor` adds checks to `qworker doctor`. `describe_file_system` names the file system of a directory in the first line
 of `qworker run`. `open_scan` is the protocol's own source of messages for `qworker scan`.
-`follower` reads a store that is a log, for Spark's streams. Import modules that only such a method needs inside it.
+`follower` reads a store that is a log, for Spark's streams. `heads` lists finished messages without their bodies, for
+the archive. Import modules that only such a method needs inside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from qworker.backend.registry import backend_class
 from qworker.backend.scan_source import ScanOptions, ScanSource
 from qworker.kit.doctor_check import Check
-from qworker.message import StoredMessage
+from qworker.message import FinishedMessage, State, StoredMessage
 from qworker.url import BackendURL
 
 __all__ = [
@@ -21,10 +22,13 @@ __all__ = [
     "OffersDoctor",
     "OffersFileSystem",
     "OffersFollower",
+    "OffersHeads",
     "OffersScan",
     "doctor_of",
     "file_system_of",
     "follower_of",
+    "heads_of",
+    "offers_heads",
     "scan_of",
 ]
 
@@ -117,6 +121,35 @@ class OffersFollower(Protocol):
         ...
 
 
+@runtime_checkable
+class OffersHeads(Protocol):
+    """A backend that lists finished messages faster than it reads them."""
+
+    def heads(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the finished messages of a part, each with its id, queue, state, time and location only.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+    async def heads_version(self, queue: str, state: State) -> str | None:
+        """Return a text that changes with the list of finished messages. None: it may have changed just now.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+    def read_finished(self, queue: str, found: Sequence[FinishedMessage]) -> AsyncIterator[list[StoredMessage]]:
+        """Yield those messages that are unchanged.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+
 def doctor_of(scheme: str) -> OffersDoctor | None:
     """Return the backend class of a scheme if it has its own checks.
 
@@ -131,6 +164,16 @@ def doctor_of(scheme: str) -> OffersDoctor | None:
 def file_system_of(backend: object) -> str | None:
     """Return the file system of a backend's directory and its class, or None if it does not matter."""
     return backend.describe_file_system() if isinstance(backend, OffersFileSystem) else None
+
+
+def heads_of(backend: object) -> OffersHeads | None:
+    """Return a backend if it lists finished messages faster than it reads them."""
+    return backend if isinstance(backend, OffersHeads) else None
+
+
+def offers_heads(scheme: str) -> bool:
+    """Return whether the backends of a scheme do. Raises the errors of `doctor_of`."""
+    return isinstance(backend_class(scheme), OffersHeads)
 
 
 def scan_of(scheme: str) -> OffersScan | None:
