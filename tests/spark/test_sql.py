@@ -15,6 +15,7 @@ from qworker.backend.registry import open_backend
 from qworker.errors import InvalidArguments, NotSupported, QworkerError, UsageError
 from qworker.message import Query, State
 from qworker.pipeline.spark.error_text import raise_qworker_errors
+from tests.spark.streams import run_to_end
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,8 +123,7 @@ def test_a_wrong_statement_is_said_in_one_line_and_stores_no_password(
 def test_a_table_can_be_streamed(spark: SparkSession, url: str, table: str, tmp_path: Path) -> None:
     run(spark, f"CREATE TABLE {table} USING qworker OPTIONS (url '{url}', queue 'q', columns 'task,args')")
     run(spark, f"INSERT INTO {table} VALUES ('t', '[1]'), ('t', '[2]')")
-    stream = spark.readStream.table(table).writeStream.format("parquet").trigger(availableNow=True)
-    query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(tmp_path / "rows"))
-    assert query.awaitTermination(120)
+    stream = spark.readStream.table(table).writeStream.format("parquet").option("path", str(tmp_path / "rows"))
+    run_to_end(stream.option("checkpointLocation", str(tmp_path / "checkpoint")))
     assert sorted(row.args for row in spark.read.parquet(str(tmp_path / "rows")).collect()) == ["[1]", "[2]"]
     assert calls(url) == []

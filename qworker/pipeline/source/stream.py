@@ -204,6 +204,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._names = tuple(names)
         self._queue = options.queue
         self._batch = 0
+        # The last batch that Spark has planned: only such a batch can be finished.
+        self._planned = 0
         self._leases: _BatchLeases | None = None
 
     def _held(self) -> _BatchLeases:
@@ -224,8 +226,13 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Ack the last batch, and lease the next. If nothing is ready, the offset is unchanged."""
         del limit
         if start is not None:
+            # The next batch starts after this one, so Spark has finished it.
+            self._planned = max(self._planned, start["batch"])
             self._batch = max(self._batch, start["batch"])
         held = self._held()
+        if held.has(self._batch) and self._planned < self._batch:
+            # Before Spark 4.2, a query with availableNow asks more than once.
+            return {"batch": self._batch}
         held.ack(self._batch)
         if held.lease(self._batch + 1):
             self._batch += 1
@@ -234,6 +241,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
         """Divide the messages of a batch. A batch that another process had leased has none."""
         self._batch = max(self._batch, end["batch"])
+        self._planned = max(self._planned, end["batch"])
         if start["batch"] == end["batch"]:
             return []
         found = self._held().messages(end["batch"])
@@ -340,6 +348,10 @@ class _BatchLeases:
         if self._left is not None:
             self._left -= len(leases)
         return leases
+
+    def has(self, batch: int) -> bool:
+        """Return whether the messages of a batch are leased."""
+        return batch in self._batches
 
     def messages(self, batch: int) -> list[StoredMessage]:
         """Return the messages of a batch."""
