@@ -77,11 +77,16 @@ test-pythons: ## Other Pythons: PYTHONS="python3.12 /opt/python3.14/bin/python3"
 	    (set -x; $$venv/bin/python $(options) $(parallel) $(core)) || exit; \
 	done
 
-test-sparks: ## The lowest versions of Spark and of its companions; the newest are those of `make test`
+test-sparks: ## Spark 4.0 with the lowest versions of its companions, and Spark 4.1; the newest are those of `make test`
 	@.ci/venv.sh
 	@VENV=.venv-spark .ci/venv.sh --lowest test
+	@VENV=.venv-spark-4.1 .ci/venv.sh '--with=pyspark==4.1.*' test
 	@tests/install-tools.sh
-	.venv-spark/bin/python $(options) $(parallel) tests/spark
+	@# These releases leave the sockets of foreachBatch open.
+	@for venv in .venv-spark .venv-spark-4.1; do \
+	    (set -x; $$venv/bin/python $(options) $(parallel) -W ignore::ResourceWarning \
+	        -W ignore::pytest.PytestUnraisableExceptionWarning tests/spark) || exit; \
+	done
 
 check: ## Format, lint, types and the direction of imports, as CI sees them
 	@.ci/venv.sh test check docs

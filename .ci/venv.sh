@@ -5,6 +5,7 @@
 #   .ci/venv.sh test check          also the extras and these dependency groups of pyproject.toml
 #   .ci/venv.sh --no-spark test     without the extra `spark`, which is 400 MB
 #   .ci/venv.sh --lowest test       the lowest versions that pyproject.toml allows, and the newest of what these depend on
+#   .ci/venv.sh --with=REQ test     with this requirement too, such as pyspark==4.1.*
 #   .ci/venv.sh --wheel             what a user has: a wheel of this tree, built by each call, and no extras
 #
 # Needs nothing but a python3 of at least 3.11 that can make virtual environments: $PYTHON names another one, $VENV another folder.
@@ -15,12 +16,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH
 venv=${VENV:-.venv}
 stamp=$venv/.installed
-spark=yes lowest="" wheel="" groups=()
+spark=yes lowest="" wheel="" with="" groups=()
 for word in "$@"; do
     case $word in
         --no-spark) spark="" ;;
         --lowest) lowest=yes ;;
         --wheel) wheel=yes ;;
+        --with=*) with=${word#--with=} ;;
         *) groups+=("$word") ;;
     esac
 done
@@ -122,7 +124,7 @@ if [ -n "$wheel" ]; then
 fi
 
 # What decides whether an installation is current: the project file, the interpreter, what was asked for, and where this tree lies.
-state=$({ cat pyproject.toml; "$venv/bin/python" -c 'import sys; print(sys.version)'; echo "$spark$lowest"; pwd; } | cksum)
+state=$({ cat pyproject.toml; "$venv/bin/python" -c 'import sys; print(sys.version)'; echo "$spark$lowest$with"; pwd; } | cksum)
 
 missing=()
 for group in package "${groups[@]}"; do
@@ -133,6 +135,7 @@ done
 say "installing ${missing[*]} into $venv ..."
 requested=$(requirements "${groups[@]}")
 mapfile -t arguments <<<"$requested"
+[ -z "$with" ] || arguments+=("$with")
 # The distribution had the package's name once. Beside the new one it would bring each entry point a second time.
 if "$venv/bin/python" -c 'from importlib.metadata import version; version("qworker")' 2>/dev/null; then
     "$venv/bin/python" -m pip uninstall -qq --disable-pip-version-check -y qworker

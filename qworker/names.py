@@ -2,6 +2,9 @@
 
 A queue name becomes a directory, a Redis key and a URL path. A message id becomes a part of a file name. Both are
 decoded and checked once, when they enter. No other code has to handle path traversal, control characters or separators.
+
+qworker creates only queues whose names have ASCII letters (`check_queue`). Other programs create queues with other
+names too, and qworker reads them and runs their messages (`check_existing_queue`).
 """
 
 from __future__ import annotations
@@ -13,18 +16,21 @@ import re
 import secrets
 import socket
 import time
+import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
 from qworker.errors import InvalidName
 
 __all__ = [
+    "check_existing_queue",
     "check_id",
     "check_key",
     "check_queue",
     "counted",
     "forms_of_all",
     "id_forms",
+    "is_existing_queue_name",
     "is_queue_name",
     "new_id",
     "new_ids",
@@ -33,6 +39,8 @@ __all__ = [
 ]
 
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Bytes of the longest name of a queue that another program created.
+_MOST_EXISTING = 200
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
 # The form of `new_ids`.
 _GENERATED = re.compile(r"[0-9]{14}_[0-9]{9}_[0-9]+_[A-Za-z0-9.-]+-[0-9a-f]{8}")
@@ -43,22 +51,51 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 @lru_cache(maxsize=1024)
 def check_queue(name: str) -> str:
-    """Return `name` if it is a queue name.
+    """Return `name` if qworker can create a queue with this name.
 
     Raises:
         InvalidName: It does not match `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`.
     """
     if not _QUEUE.fullmatch(name):
-        raise InvalidName(
-            f"{printable(name)!r} is not a valid queue name: use 1 to 64 of A-Z a-z 0-9 . _ -"
-            " and start with a letter or digit"
-        )
+        raise _invalid_queue(name)
     return name
 
 
+@lru_cache(maxsize=1024)
+def check_existing_queue(name: str) -> str:
+    """Return `name` if it is a queue name, also one that only other programs create.
+
+    Raises:
+        InvalidName: It has something else than letters and digits of any script, and `. _ : -`, or more than 200 bytes.
+    """
+    if not is_existing_queue_name(name):
+        raise _invalid_queue(name)
+    return name
+
+
+def _invalid_queue(name: str) -> InvalidName:
+    return InvalidName(
+        f"{printable(name)!r} is not a valid queue name: use 1 to 64 of A-Z a-z 0-9 . _ -"
+        " and start with a letter or digit"
+    )
+
+
+@lru_cache(maxsize=1024)
 def is_queue_name(name: str) -> bool:
     """Return whether the name of a directory is a valid queue name. Names of hidden files are not."""
     return _QUEUE.fullmatch(name) is not None
+
+
+def is_existing_queue_name(name: str) -> bool:
+    """Return whether a queue can have this name, also one that another program created."""
+    if _QUEUE.fullmatch(name):
+        return True
+    # A separator, a control character or a byte that is not text is in none of these categories.
+    return (
+        name[:1].isalnum()
+        and all(one in "._:-" or one.isalnum() or unicodedata.combining(one) for one in name)
+        and len(name.encode()) <= _MOST_EXISTING
+    )
 
 
 def check_id(message_id: str) -> str:

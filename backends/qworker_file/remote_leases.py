@@ -11,7 +11,7 @@ from qworker.kit.files import list_names, read_all
 from qworker.kit.opening import open_file
 from qworker.kit.store_errors import store_errors
 from qworker.message import Lease
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker_file.holder import DETACHED
 from qworker_file.layout import QueueDir
 from qworker_file.lease import FileLease, make_lease, read_large_body
@@ -38,7 +38,7 @@ class RemoteFileLeases:
         """Find the lease that has this token."""
         store = self._stores.open()
         with store_errors(f"find a lease of {queue!r}"):
-            opened = store.get(check_queue(queue))
+            opened = store.get(check_existing_queue(queue))
             if opened is None:
                 return None
             found = await _find_lease(opened.files, opened.own, message_id, token, self._clock)

@@ -12,7 +12,7 @@ from qworker.kit.directory.waiter import Waiter
 from qworker.kit.files import files_at_once
 from qworker.kit.linux import boot_id
 from qworker.message import Lease, SettleAction, Settlement
-from qworker.names import check_queue
+from qworker.names import check_existing_queue, check_queue
 from qworker_file.holder import Holder
 from qworker_file.layout import create_queue, has_queue, open_queue
 from qworker_file.lease import ExpiryClock, FileLease
@@ -83,7 +83,7 @@ class Store(DirectoryStore[OpenQueue]):
         """
         queue = self.get(name)
         while queue is None:
-            create_queue(self.root, name, self.options.dir_mode, durable=self.options.sync)
+            create_queue(self.root, check_queue(name), self.options.dir_mode, durable=self.options.sync)
             queue = self.get(name)
         return queue
 
@@ -104,7 +104,7 @@ class Store(DirectoryStore[OpenQueue]):
         """
         queue = self._queues.get(name) if notified else None
         if queue is None:
-            notified, queue = False, self.get(check_queue(name))
+            notified, queue = False, self.get(check_existing_queue(name))
         if queue is None:
             return []
         # This waits for earlier settlements, whose commit may still run: after a crash none of them is repeated with

@@ -18,8 +18,18 @@ from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
-from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.names import check_queue
+from qworker.message import (
+    Draft,
+    FinishedMessage,
+    Lease,
+    Query,
+    QueueStats,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
+from qworker.names import check_existing_queue
 from qworker.url import BackendURL
 from qworker_fsq import admin
 from qworker_fsq.browse import FsqBrowser
@@ -107,7 +117,7 @@ class FsqBackend(Backend):
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""
-        check_queue(queue)
+        check_existing_queue(queue)
         refuse_unsupported("fsq", self.deviations, drafts)
         check_bodies(drafts, self.max_body)
         if not drafts:
@@ -122,7 +132,7 @@ class FsqBackend(Backend):
         await wait_for_ready(self, queue, limit, timeout)
         store = self._stores.open()
         with store_errors(f"lease from {queue!r}"):
-            opened = store.get(check_queue(queue))
+            opened = store.get(check_existing_queue(queue))
             return [] if opened is None else list(await opened.lease(min(limit, store.room()), visibility))
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
@@ -146,7 +156,7 @@ class FsqBackend(Backend):
         """Make due items ready. If the holders are outside this process, also end the leases that have expired."""
         store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
-            opened = store.get(check_queue(queue))
+            opened = store.get(check_existing_queue(queue))
             return 0 if opened is None else await reap(store, opened, expire=self._has_remote_holders)
 
     # -- queues --------------------------------------------------------------------------------------------------------
@@ -159,7 +169,7 @@ class FsqBackend(Backend):
     async def create(self, queue: str) -> None:
         """Install a queue."""
         with store_errors(f"create {queue!r}"):
-            opened = self._stores.open().get_or_create(check_queue(queue))
+            opened = self._stores.open().get_or_create(check_existing_queue(queue))
         with store_errors(f"work on {queue!r}"):
             check_writable(opened.files.queue)
 
@@ -223,6 +233,24 @@ class FsqBackend(Backend):
         return FsqBrowser(opened, self._clock, self._stores.open().system.kind)
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
+
+    async def heads(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Yield finished messages without opening their files."""
+        with store_errors(f"browse {queue!r}"):
+            async for page in self._browser(queue).heads(state, part):
+                yield page
+
+    async def heads_version(self, queue: str, state: State) -> str | None:
+        """Return a text that changes with the answer of `heads`."""
+        with store_errors(f"browse {queue!r}"):
+            # The clocks of other hosts do not show whether a change is old enough.
+            return self._browser(queue).heads_version(state) if self._stores.open().is_local else None
+
+    async def read_finished(self, queue: str, found: Sequence[FinishedMessage]) -> AsyncIterator[list[StoredMessage]]:
+        """Yield those messages that are unchanged."""
+        with store_errors(f"read {queue!r}"):
+            async for page in self._browser(queue).read_unchanged(found):
+                yield page
 
     def describe_file_system(self) -> str:
         """Return the type and source of the file system, and its class: local or shared."""

@@ -20,7 +20,7 @@ from qworker.kit.directory.queue_files import QueueFiles, is_queue
 from qworker.kit.files import change_mode, has_entry, make_fifo, remove_whole_tree, try_unlink
 from qworker.kit.opening import create_file, open_directory, open_entry, open_own
 from qworker.kit.store_errors import NOT_A_FILE, NOT_EMPTY
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker_fsq.environment import Constants, group_id, user_id
 
 __all__ = [
@@ -207,7 +207,7 @@ def require_queue(root: int, name: str, constants: Constants, host: str | None =
         QueueNotFound: It does not exist.
         OSError: It cannot be opened.
     """
-    opened = open_queue(root, check_queue(name), constants, host)
+    opened = open_queue(root, check_existing_queue(name), constants, host)
     if opened is None:
         raise QueueNotFound(name if host is None else f"{name}/{constants.hosts}/{host}")
     return opened

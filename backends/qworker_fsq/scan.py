@@ -12,7 +12,9 @@ import msgspec
 from qworker.backend.scan_source import ExitCodes, ProgramOutcome, QueuePaused, ScanError, ScanOptions
 from qworker.kit.directory.blocked import is_about_one_file
 from qworker.kit.directory.reasons import read_reason
+from qworker.kit.files import check_writable
 from qworker.kit.opening import open_directory
+from qworker.kit.store_errors import store_error, store_errors
 from qworker.url import BackendURL
 from qworker_fsq.environment import Constants, ItemLimits
 from qworker_fsq.item_file import reason_name
@@ -33,6 +35,7 @@ def open_scan(url: BackendURL, queue: str, options: ScanOptions) -> FsqSource:
         InvalidURL: An option of the URL is not known.
         UsageError: An FSQ_* variable is not valid.
         ScanError: The queue does not exist.
+        PermissionDenied: This user has no permission to work on it.
     """
     given = FsqOptions.from_url(url)
     constants = given.constants
@@ -56,6 +59,7 @@ class FsqSource:
 
     Raises:
         ScanError: The queue does not exist.
+        PermissionDenied: This user has no permission to work on it.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class FsqSource:
         self.constants = constants
         self._limits = ItemLimits(max_tries=constants.scan_max_tries, ttl=constants.ttl)
         self._ignore_down = options.ignore_down
+        self._changes_items = options.done
         self._queues: list[QueueDir] = []
         self._lingering: deque[tuple[float, ClaimedItem]] = deque()
         try:
@@ -85,16 +90,29 @@ class FsqSource:
     def _all_hosts(self, root: int) -> list[str]:
         base = self._open_queue(root, None)
         try:
-            return base.host_names()
+            with store_errors(f"list the hosts of {self._queue}"):
+                return base.host_names()
         finally:
             base.close()
 
     def _open_queue(self, root: int, host: str | None) -> QueueDir:
-        opened = open_queue(root, self._queue, self.constants, None if host is None else check_host(host))
-        if opened is None:
-            of_host = "" if host is None else f" of host {host}"
-            raise ScanError(f"unknown queue: {self._queue}{of_host}")
+        of_host = "" if host is None else f" of host {host}"
+        with store_errors(f"scan {self._queue}{of_host}"):
+            opened = open_queue(root, self._queue, self.constants, None if host is None else check_host(host))
+            if opened is None:
+                raise ScanError(f"unknown queue: {self._queue}{of_host}")
+            try:
+                self._check_permission(opened)
+            except OSError:
+                opened.close()
+                raise
         return opened
+
+    def _check_permission(self, files: QueueDir) -> None:
+        """Check that the outcome of an item can be stored, before a program runs whose outcome cannot."""
+        if self._changes_items:
+            for directory in (files.queue, files.done, files.fail):
+                check_writable(directory)
 
     @property
     def exits(self) -> ExitCodes:
@@ -103,7 +121,8 @@ class FsqSource:
 
     def work(self, say: Callable[[str], None]) -> Iterator[FsqWork]:
         """Yield each present item that can be locked and may still be tried."""
-        names = [(name, files) for files in self._queues for name in os.listdir(files.queue) if name[0] != "."]
+        with store_errors(f"list {self._queue}"):
+            names = [(name, files) for files in self._queues for name in os.listdir(files.queue) if name[0] != "."]
         names.sort(key=lambda found: found[0])
         self._check_down()
         for name, files in names:
@@ -199,16 +218,19 @@ class FsqWork:
         return self.claimed.fd
 
     def end(self, how: ProgramOutcome, reason: str) -> str | None:
-        """Rename the item."""
-        claimed, name = self.claimed, self.claimed.name
-        why = self._source.why_exhausted(claimed) if how is ProgramOutcome.FAIL_TMP else None
+        """Rename the item.
+
+        Raises:
+            BackendError: The outcome cannot be stored, and the item stays in the queue.
+        """
+        why = self._source.why_exhausted(self.claimed) if how is ProgramOutcome.FAIL_TMP else None
         try:
             return self._end(how, reason, why)
         except OSError as error:
-            files = claimed.files
-            claimed.close()
+            files, name = self.claimed.files, self.claimed.name
+            self.claimed.close()
             if not is_about_one_file(error, files.tmp, files.queue, files.done, files.fail):
-                raise ScanError(f"{name}: its outcome cannot be stored: {error.strerror}") from error
+                raise store_error(error, f"store the outcome of {name}") from error
             return f"{name}: it cannot be moved, so it stays in the queue: {error.strerror}"
 
     def _end(self, how: ProgramOutcome, reason: str, why: str | None) -> str | None:

@@ -10,6 +10,7 @@ from qworker.errors import BackendError
 from qworker.kit.directory.store import DirectoryStore
 from qworker.kit.directory.waiter import Waiter
 from qworker.kit.files import files_at_once
+from qworker.names import check_queue
 from qworker_fsq.environment import group_id, user_id
 from qworker_fsq.layout import QueueExists, add_missing_parts, has_queue, install, install_host, open_queue
 from qworker_fsq.open_queue import MOST_LINGERING, OpenQueue
@@ -89,7 +90,7 @@ class Store(DirectoryStore[OpenQueue]):
         options = self.options
         try:
             if not has_queue(self.root, name, None, options.constants):
-                install(self.root, name, options.constants, durable=options.sync)
+                install(self.root, check_queue(name), options.constants, durable=options.sync)
             else:
                 add_missing_parts(self.root, name, options.constants)
             if options.host is not None:

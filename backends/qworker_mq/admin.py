@@ -10,13 +10,14 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 
+from qworker.errors import QueueNotFound
 from qworker.kit.files import make_empty, remove_whole_tree
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
 from qworker.names import check_queue, is_queue_name
 from qworker_mq.browse import Browser, Location, parse_id
 from qworker_mq.daemons import Trash
-from qworker_mq.layout import is_usable_id, try_rename, try_unlink
+from qworker_mq.layout import is_usable_id, split_name, try_rename, try_unlink
 from qworker_mq.reap import StoreReaper
 from qworker_mq.store import OpenQueue, Store
 from qworker_mq.window import iterate_names, read_order
@@ -130,7 +131,9 @@ class Admin:
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Move messages to remove/, and count them."""
-        open_queue = self._store.require(queue)
+        open_queue = self._store.get(check_queue(queue))
+        if open_queue is None:
+            return await self._remove_stranded(queue, selection)
         if selection.state is not None:
             open_queue = self._reaper.require_current(queue)
             locations = {parse_id(open_queue, one): one for one in await self._list(open_queue, selection.state)}
@@ -142,7 +145,32 @@ class Admin:
         else:
             sources = {one: self._remove_one(open_queue, one) for one in dict.fromkeys(selection.ids or ())}
         removed = {message_id: source for message_id, source in sources.items() if source is not None}
-        await self._finish(open_queue, removed)
+        await self._finish(queue, removed)
+        return len(removed)
+
+    async def _remove_stranded(self, queue: str, selection: Selection) -> int:
+        """Remove messages of a queue that does not exist: other servers publish to it, and leave them in new/.
+
+        Raises:
+            QueueNotFound: There are none.
+        """
+        root = self._store.root
+        # In the direction in which messages move, twice: one that moves on in the meantime is found in the second pass.
+        places = [(state, place) for state, place in ((State.READY, root.new), (State.LEASED, root.delay)) * 2]
+        removed: dict[str, int] = {}
+        for state, place in places:
+            if selection.state is state:
+                names = [name async for name in iterate_names(place)]
+            else:
+                names = [f"{queue}:{message_id}" for message_id in selection.ids or ()]
+            for name in names:
+                parts = split_name(name)
+                if parts is not None and parts[0] == queue and try_rename(name, place, name, root.remove):
+                    self._store.lease_states.delete(name)
+                    removed[parts[1]] = place
+        if not removed:
+            raise QueueNotFound(queue)
+        await self._finish(queue, removed)
         return len(removed)
 
     def _remove_one(self, queue: OpenQueue, message_id: str) -> int | None:
@@ -169,11 +197,11 @@ class Admin:
             try_unlink(name, self._store.root.reason)
         return source
 
-    async def _finish(self, queue: OpenQueue, removed: Mapping[str, int]) -> None:
+    async def _finish(self, queue: str, removed: Mapping[str, int]) -> None:
         """Sync the directories that messages were removed from, and unlink the messages."""
         if removed:
             await self._store.sync_directories(self._store.root.remove, *set(removed.values()))
-            self._trash.unlink([f"{queue.name}:{message_id}" for message_id in removed])
+            self._trash.unlink([f"{queue}:{message_id}" for message_id in removed])
 
     # -- pauses --------------------------------------------------------------------------------------------------------
 

@@ -28,8 +28,20 @@ def command() -> None:
 
 
 @command.command("mover", cls=Command)
-@click.option("--source", required=True, type=click.Path(path_type=Path), help="Directory of files named <queue>:<id>.")
-@click.option("--destination", required=True, type=click.Path(path_type=Path), help="Directory of queues.")
+@click.option(
+    "--source",
+    default="/tmp/mq/new",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Directory of files named <queue>:<id>.",
+)
+@click.option(
+    "--destination",
+    default="/tmp/mq/queues",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Directory of queues.",
+)
 @click.option(
     "--delay", type=duration_type(), default="0s", show_default=True, help="Time that a file stays in SOURCE."
 )
@@ -48,7 +60,13 @@ def mover_command(source: Path, destination: Path, delay: float) -> None:
 
 
 @command.command("reaper", cls=Command)
-@click.option("--source", required=True, type=click.Path(path_type=Path), help="Directory of removed messages.")
+@click.option(
+    "--source",
+    default="/tmp/mq/remove",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Directory of removed messages.",
+)
 def reaper_command(source: Path) -> None:
     r"""Delete the removed messages of an mq root.
 

@@ -147,6 +147,7 @@ class Trash:
         for name in os.listdir(root.lease):
             if _is_unchanged_since(now - _ORPHAN, name, root.lease) and not self._is_stored(name):
                 lease_states.delete(name)
+        lease_states.forget_stateless(self._is_stored)
         for name in os.listdir(root.workers):
             if has_died(root.workers, name, local=self._store.is_local):
                 self._unlink_one(name, root.workers)

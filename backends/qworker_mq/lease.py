@@ -183,13 +183,16 @@ def _make_lease(
 ) -> MqLease:
     now = store.clock.time()
     found = os.fstat(fd)
-    # A ready message whose state has a lease: a foreign mover ended the lease, which counts as expired.
-    tries = state.tries + 1 if state.visibility else state.tries
+    name = f"{queue}:{message_id}"
+    # A ready message that still has a lease: a foreign mover ended the lease, which counts as expired.
+    tries = state.tries + store.lease_states.has_returned(name, state)
     token = max(state.token + 1, change_time_token(found.st_ctime_ns))
-    has_state = bool(state.token or state.tries or state.origin or holder or visibility != store.options.delay)
-    if has_state:
+    has_state = bool(state.token or tries or state.origin or holder or store.keeps_all_states(visibility))
+    if not has_state:
+        store.lease_states.note_stateless(name)
+    else:
         store.lease_states.write(
-            f"{queue}:{message_id}",
+            name,
             LeaseState(
                 tries=tries,
                 token=token,

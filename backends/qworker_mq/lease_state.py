@@ -8,6 +8,7 @@ which can still empty the queue. To other processes such a lease looks like that
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import msgspec
 
@@ -84,6 +85,8 @@ class LeaseStates:
         # If others can create names in the directory, each file is checked before it is written.
         self._is_private = found.st_uid == os.geteuid() and not found.st_mode & 0o022
         self._unwritten: dict[str, LeaseState] = {}
+        # The leases without a state that this process took, and whose end it has not seen.
+        self._stateless: set[str] = set()
 
     def read(self, name: str) -> LeaseState:
         """Return the state of `<queue>:<id>`. If there is none, or it is damaged, return the empty one."""
@@ -122,6 +125,7 @@ class LeaseStates:
 
     def write(self, name: str, state: LeaseState) -> None:
         """Store a state. If the store is full, keep it in this process."""
+        self._stateless.discard(name)
         try:
             fd = self._open(name, os.O_WRONLY | os.O_CREAT)
             try:
@@ -139,8 +143,24 @@ class LeaseStates:
     def _open(self, name: str, flags: int) -> int:
         return (open_entry if self._is_private else open_own)(name, flags, self._directory)
 
+    def note_stateless(self, name: str) -> None:
+        """Note that this process took a lease that has no state."""
+        self._stateless.add(name)
+
+    def has_returned(self, name: str, state: LeaseState) -> bool:
+        """Return whether another program ended the last lease of a message that is ready.
+
+        A lease of this process that has no state is known to this process only.
+        """
+        return bool(state.visibility) or name in self._stateless
+
+    def forget_stateless(self, is_stored: Callable[[str], bool]) -> None:
+        """Forget leases whose messages are gone: other programs delete only the message."""
+        self._stateless = {name for name in tuple(self._stateless) if is_stored(name)}
+
     def delete(self, name: str) -> None:
         """Delete the state of a message, if there is one."""
+        self._stateless.discard(name)
         if self._unwritten:
             self._unwritten.pop(name, None)
         try_unlink(name, self._directory)

@@ -184,6 +184,15 @@ class Store:
         finally:
             os.close(fd)
 
+    def keeps_all_states(self, visibility: float) -> bool:
+        """Return whether a lease of this length needs a stored state, also if it belongs to no process.
+
+        It does unless it is equal to the fetch of an mq server, and this process is the one that ends and repeats it:
+        otherwise the other processes would not count the try.
+        """
+        options = self.options
+        return visibility != options.delay or not options.daemons or options.peers > 0
+
     # -- durability --------------------------------------------------------------------------------------------------
 
     async def sync_directories(self, *directories: int) -> None:

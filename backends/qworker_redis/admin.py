@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from qworker.errors import QueueNotFound
 from qworker.message import FinishedMessage, QueueStats, Selection, State, to_microseconds
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker_redis.bulk import delete_staged
 from qworker_redis.codec import encode_text, read_enqueued_at
 from qworker_redis.connection import Argument
@@ -61,7 +61,7 @@ async def read_rows(pool: ConnectionPool, name: str, queue: str, arguments: Sequ
     Raises:
         QueueNotFound: The list is empty, which says that the queue does not exist.
     """
-    reply = cast("list[Reply]", await pool.run_script(name, check_queue(queue), arguments))
+    reply = cast("list[Reply]", await pool.run_script(name, check_existing_queue(queue), arguments))
     if not reply:
         raise QueueNotFound(queue)
     return reply
@@ -73,7 +73,7 @@ async def _count(pool: ConnectionPool, name: str, queue: str, arguments: Sequenc
     Raises:
         QueueNotFound: The count is -1, which says that the queue does not exist.
     """
-    count = cast("int", await pool.run_script(name, check_queue(queue), arguments))
+    count = cast("int", await pool.run_script(name, check_existing_queue(queue), arguments))
     if count == _NO_QUEUE:
         raise QueueNotFound(queue)
     return count
@@ -122,7 +122,7 @@ def make_stats(queue: str, counts: Sequence[int], since: float | None, retention
 
 async def set_paused(pool: ConnectionPool, queue: str, paused: bool) -> None:
     """Pause or resume a queue."""
-    if not await pool.run_script("create", check_queue(queue), ("down" if paused else "up",)):
+    if not await pool.run_script("create", check_existing_queue(queue), ("down" if paused else "up",)):
         raise QueueNotFound(queue)
 
 

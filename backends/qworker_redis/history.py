@@ -19,7 +19,7 @@ from qworker.errors import BackendError, BackendUnavailable
 from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.event import Event
 from qworker.history.store import HistoryOptions, HistoryStore, parse_position, sort_by_time
-from qworker.names import check_queue, printable
+from qworker.names import check_existing_queue, printable
 from qworker_redis.connection import Argument, pack
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
@@ -181,7 +181,7 @@ class RedisHistory(HistoryStore):
 
     async def last_position(self, log: str) -> str | None:
         """Read the stream's last entry only."""
-        key = queue_key(check_queue(log), "history")
+        key = queue_key(check_existing_queue(log), "history")
         await self._flush()
         reply = await self._pool.command(queue_slot(log), "XREVRANGE", key, "+", "-", "COUNT", 1)
         last = _entries_in(reply)
@@ -203,7 +203,7 @@ class RedisHistory(HistoryStore):
         """Read some entries of a stream, starting at a place. Those that this process has appended are there."""
         await self._flush()
         start = f"{'(' if given == _ALL else ''}{place[0]}-{place[1]}"
-        key = queue_key(check_queue(queue), "history")
+        key = queue_key(check_existing_queue(queue), "history")
         reply = await self._pool.command(queue_slot(queue), "XRANGE", key, start, "+", "COUNT", _ENTRIES)
         return _entries_in(reply)
 
@@ -211,7 +211,7 @@ class RedisHistory(HistoryStore):
         """Trim the stream."""
         (moment, number), given = _parsed(position)
         first = f"{moment}-{number + 1 if given == _ALL else number}"
-        arguments: list[Argument] = ["XTRIM", queue_key(check_queue(log), "history"), "MINID", "=", first]
+        arguments: list[Argument] = ["XTRIM", queue_key(check_existing_queue(log), "history"), "MINID", "=", first]
         await self._pool.command(queue_slot(log), *arguments)
 
 

@@ -13,7 +13,7 @@ import structlog
 from qworker import log_events as events
 from qworker.errors import BackendError
 from qworker.message import Lease, Message, SettleAction, Settlement, State
-from qworker.names import check_queue, printable
+from qworker.names import check_existing_queue, printable
 from qworker_redis.codec import decode
 from qworker_redis.connection import Argument, Connection
 from qworker_redis.connections import ConnectionPool
@@ -296,7 +296,9 @@ class RemoteRedisLeases:
         Raises:
             BackendError: The message is damaged.
         """
-        row = cast("list[Any]", await self._pool.run_script("look", check_queue(queue), ("id", message_id)))[1:]
+        row = cast("list[Any]", await self._pool.run_script("look", check_existing_queue(queue), ("id", message_id)))[
+            1:
+        ]
         if not row:
             return None
         _, value, state, expiry, claim, _ = cast("tuple[bytes, Reply, bytes, bytes, bytes, bytes]", tuple(row))

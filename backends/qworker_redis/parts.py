@@ -13,7 +13,7 @@ from typing import cast
 from qworker.kit.browse import at_most
 from qworker.kit.parts import PAGE_BYTES, PAGE_MESSAGES, HashShare
 from qworker.message import Query, State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker_redis.admin import read_rows
 from qworker_redis.browse import FIRST, count_at_once, find, parse_stored
 from qworker_redis.connections import ConnectionPool
@@ -46,7 +46,7 @@ async def browse_share(pool: ConnectionPool, queue: str, query: Query) -> AsyncI
 class _ShareReader:
     def __init__(self, pool: ConnectionPool, queue: str, state: State) -> None:
         self._pool = pool
-        self._queue = check_queue(queue)
+        self._queue = check_existing_queue(queue)
         self._state = state
         # Messages that the next command reads.
         self._count = FIRST

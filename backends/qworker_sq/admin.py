@@ -12,7 +12,7 @@ from qworker.kit.directory.missing import queue_not_found
 from qworker.kit.files import hide_directory, remove_whole_tree
 from qworker.kit.store_errors import store_errors
 from qworker.message import Query, QueueStats, Selection, State
-from qworker.names import check_queue, is_queue_name
+from qworker.names import check_existing_queue, is_existing_queue_name
 from qworker_sq.browse import ahead_delayed, browse_ready, locate
 from qworker_sq.channel import Channel
 from qworker_sq.ledger import RowKind
@@ -24,12 +24,12 @@ __all__ = ["count_messages", "delete", "delete_channel", "list_queues", "remove"
 def list_queues(store: SqStore) -> list[str]:
     """Return the names of the topics, sorted."""
     with store_errors(f"list {store.path}"):
-        return sorted(name for name in os.listdir(store.root) if is_queue_name(name) and store.is_queue(name))
+        return sorted(name for name in os.listdir(store.root) if is_existing_queue_name(name) and store.is_queue(name))
 
 
 async def delete(store: SqStore, queue: str) -> None:
     """Delete a topic with all of its channels."""
-    store.drop(check_queue(queue))
+    store.drop(check_existing_queue(queue))
     if not store.is_queue(queue):
         return
     with store_errors(f"delete the queue {queue}"):

@@ -20,7 +20,7 @@ from qworker.kit.settle import settle_by_queue
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.names import check_queue, to_message_id
+from qworker.names import check_existing_queue, to_message_id
 from qworker.url import BackendURL
 from qworker_sq import admin, browse
 from qworker_sq.follow import SqFollower
@@ -85,7 +85,7 @@ class SqBackend(Backend):
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Append messages to the topic, for every channel."""
-        check_queue(queue)
+        check_existing_queue(queue)
         refuse_unsupported("sq", self.deviations, drafts)
         check_bodies(drafts, self.max_body)
         if not drafts:
@@ -146,13 +146,13 @@ class SqBackend(Backend):
 
     async def create(self, queue: str) -> None:
         """Create a topic, and our channel of it."""
-        await self._stores.open().get_or_create(check_queue(queue))
+        await self._stores.open().get_or_create(check_existing_queue(queue))
 
     async def delete(self, queue: str) -> None:
         """Delete a topic with all of its channels."""
         store = self._stores.open_existing()
         if store is not None:
-            await admin.delete(store, check_queue(queue))
+            await admin.delete(store, check_existing_queue(queue))
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages. The log ahead is read once, in slices. Later counts read only new records."""

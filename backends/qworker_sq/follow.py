@@ -10,7 +10,7 @@ from qworker.kit.parts import PAGE_MESSAGES, in_pages
 from qworker.kit.segments.format import HEADER_SIZE, position
 from qworker.kit.segments.log import Damaged
 from qworker.message import State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.url import BackendURL
 from qworker_sq.channel import Channel
 from qworker_sq.lease import make_message, move_damaged_to_failed
@@ -36,7 +36,7 @@ class SqFollower:
 
     async def open(self) -> None:
         """Open the topic and the channel, which are created if they do not exist."""
-        await self._stores.open().get_or_create(check_queue(self._queue))
+        await self._stores.open().get_or_create(check_existing_queue(self._queue))
 
     async def aclose(self) -> None:
         """Close the topic."""
@@ -58,6 +58,13 @@ class SqFollower:
     async def end(self) -> str:
         """Return the write position."""
         return position_id((await self._channel()).end())
+
+    async def kept(self, start: str) -> str:
+        """Return a position, or that of the oldest record if records after it are gone."""
+        channel = await self._channel()
+        place, oldest = _place(start), position(channel.topic.log.segments()[0], HEADER_SIZE)
+        # What the channel has not passed is kept, also if it stands at the end of a segment that is gone.
+        return start if place >= min(oldest, channel.ledger.position()) else position_id(oldest)
 
     async def ahead(self, start: str, limit: int, end: str) -> str:
         """Return the position after the next `limit` records."""

@@ -23,7 +23,7 @@ from qworker.kit.inotify import Watcher
 from qworker.kit.linux import boot_id
 from qworker.kit.store_errors import store_errors
 from qworker.message import Draft
-from qworker.names import check_queue
+from qworker.names import check_existing_queue, check_queue
 from qworker_sq.channel import Channel
 from qworker_sq.options import SqOptions
 from qworker_sq.publish import TopicDeleted, TopicPublisher
@@ -120,7 +120,7 @@ class SqStore:
 
     async def get(self, name: str, *, create: bool = False) -> OpenTopic | None:
         """Return a topic; None if it does not exist and must not be created. `create` creates our channel too."""
-        check_queue(name)
+        check_existing_queue(name)
         topic = self.topics.get(name)
         if topic is not None and topic.channel is not None and topic.topic.is_alive():
             return topic
@@ -169,7 +169,7 @@ class SqStore:
                 if not create:
                     return None
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, 0o700, dir_fd=self.root)
+                    os.mkdir(check_queue(name), 0o700, dir_fd=self.root)
             topic = await self._open_topic(name)
         if topic.channel is None:
             await self._join(topic, create)

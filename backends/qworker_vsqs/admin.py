@@ -10,7 +10,7 @@ from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
-from qworker.names import check_queue, is_queue_name
+from qworker.names import check_existing_queue, is_existing_queue_name
 from qworker_vsqs.browse import ListedMessage, file_name, list_states
 from qworker_vsqs.names import Unit, parse
 from qworker_vsqs.queue_dir import MessageInfo, QueueDirectory
@@ -22,12 +22,12 @@ __all__ = ["count_messages", "delete", "list_queues", "pause", "remove", "requeu
 def list_queues(store: VsqsStore) -> list[str]:
     """Return the names of the directories that can be queues, sorted."""
     with store_errors(f"list {store.path}"):
-        return sorted(name for name in os.listdir(store.root) if is_queue_name(name) and store.is_queue(name))
+        return sorted(name for name in os.listdir(store.root) if is_existing_queue_name(name) and store.is_queue(name))
 
 
 async def delete(store: VsqsStore, name: str) -> None:
     """Delete a directory with everything in it."""
-    store.drop(check_queue(name))
+    store.drop(check_existing_queue(name))
     if not store.is_queue(name):
         return
     with store_errors(f"delete the queue {name}"):

@@ -21,7 +21,7 @@ from qworker.kit.settle import settle_by_queue
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.url import BackendURL
 from qworker_vsqs import admin, browse
 from qworker_vsqs.lease import VsqsLeases
@@ -91,7 +91,7 @@ class VsqsBackend(Backend):
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages. With a capacity, wait for room."""
-        check_queue(queue)
+        check_existing_queue(queue)
         refuse_unsupported("vsqs", self.deviations, drafts)
         check_bodies(drafts, self.max_body)
         if not drafts:
@@ -168,7 +168,7 @@ class VsqsBackend(Backend):
         """Delete the directory of a queue."""
         store = self._stores.open_existing()
         if store is not None:
-            await admin.delete(store, check_queue(queue))
+            await admin.delete(store, check_existing_queue(queue))
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue by listing it."""

@@ -19,7 +19,7 @@ from qworker.kit.files import files_at_once, raise_file_limit
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Watcher, ignore
 from qworker.kit.store_errors import store_errors
-from qworker.names import check_queue
+from qworker.names import check_existing_queue, check_queue
 from qworker_vsqs.options import VsqsOptions
 from qworker_vsqs.queue_dir import QueueDirectory
 
@@ -88,7 +88,7 @@ class VsqsStore:
 
     def get(self, name: str, *, create: bool = False) -> QueueDirectory | None:
         """Return a queue; None if it does not exist and must not be created."""
-        check_queue(name)
+        check_existing_queue(name)
         queue = self.queues.get(name)
         if queue is not None:
             if queue.is_alive():
@@ -99,7 +99,7 @@ class VsqsStore:
         if not self.is_queue(name):
             if not create:
                 return None
-            self._create(name)
+            self._create(check_queue(name))
         queue = self.queues[name] = QueueDirectory(self.root, name, self.clock)
         self._watch(queue)
         return queue

@@ -4,12 +4,13 @@
 of `qworker run`. `open_scan` is the protocol's own source of messages for `qworker scan`.
 `follower` reads a store that is a log, for Spark's streams. `count_too_large` counts the messages that a store delays
 because of their size. `glance` is what `explain` needs of a queue, for a store in which `stats` takes as long as the
-queue is deep. `held_until` reads a hold. Import modules that only such a method needs inside it.
+queue is deep. `held_until` reads a hold. `heads` lists finished messages without their bodies, for the archive. Import
+modules that only such a method needs inside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -18,7 +19,7 @@ from qworker.backend.contract import Backend
 from qworker.backend.registry import backend_class
 from qworker.backend.scan_source import ScanOptions, ScanSource
 from qworker.kit.doctor_check import Check
-from qworker.message import StoredMessage
+from qworker.message import FinishedMessage, State, StoredMessage
 from qworker.url import BackendURL
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "OffersFileSystem",
     "OffersFollower",
     "OffersGlance",
+    "OffersHeads",
     "OffersHolds",
     "OffersScan",
     "OffersTooLarge",
@@ -37,7 +39,9 @@ __all__ = [
     "file_system_of",
     "follower_of",
     "glance_at",
+    "heads_of",
     "held_until",
+    "offers_heads",
     "scan_of",
 ]
 
@@ -87,6 +91,10 @@ class Follower(Protocol):
 
     async def end(self) -> str:
         """Return the position after the last stored message."""
+        ...
+
+    async def kept(self, start: str) -> str:
+        """Return a position, or the first one that is kept if messages after it are gone."""
         ...
 
     async def ahead(self, start: str, limit: int, end: str) -> str:
@@ -186,6 +194,35 @@ async def count_too_large_in(backend: object, queue: str) -> int:
     return await backend.count_too_large(queue) if isinstance(backend, OffersTooLarge) else 0
 
 
+@runtime_checkable
+class OffersHeads(Protocol):
+    """A backend that lists finished messages faster than it reads them."""
+
+    def heads(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the finished messages of a part, each with its id, queue, state, time and location only.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+    async def heads_version(self, queue: str, state: State) -> str | None:
+        """Return a text that changes with the list of finished messages. None: it may have changed just now.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+    def read_finished(self, queue: str, found: Sequence[FinishedMessage]) -> AsyncIterator[list[StoredMessage]]:
+        """Yield those messages that are unchanged.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+
 def doctor_of(scheme: str) -> OffersDoctor | None:
     """Return the backend class of a scheme if it has its own checks.
 
@@ -222,6 +259,16 @@ async def held_until(backend: object, queue: str, message_id: str) -> float | No
         QueueNotFound: The queue does not exist.
     """
     return await backend.held_until(queue, message_id) if isinstance(backend, OffersHolds) else None
+
+
+def heads_of(backend: object) -> OffersHeads | None:
+    """Return a backend if it lists finished messages faster than it reads them."""
+    return backend if isinstance(backend, OffersHeads) else None
+
+
+def offers_heads(scheme: str) -> bool:
+    """Return whether the backends of a scheme do. Raises the errors of `doctor_of`."""
+    return isinstance(backend_class(scheme), OffersHeads)
 
 
 def scan_of(scheme: str) -> OffersScan | None:

@@ -24,7 +24,7 @@ import msgspec
 
 from qworker.errors import BackendError, InvalidName
 from qworker.message import Draft
-from qworker.names import check_queue, printable
+from qworker.names import check_existing_queue, printable
 
 __all__ = [
     "BulkStore",
@@ -171,7 +171,7 @@ class BulkWriter(abc.ABC):
     """
 
     def __init__(self, queue: str, load: str) -> None:
-        self.queue = check_queue(queue)
+        self.queue = check_existing_queue(queue)
         self.name = check_load(load)
 
     @abc.abstractmethod

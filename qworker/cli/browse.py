@@ -13,14 +13,14 @@ from qworker.cli.output import echo, format_seconds, format_time, preview_body, 
 from qworker.errors import UsageError
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 
 __all__ = ["command"]
 
 
 @click.command("browse", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=check_queue)
+@click.argument("queue", type=check_existing_queue)
 @state_option("List only messages in this state.")
 @click.option(
     "-n",

@@ -146,10 +146,13 @@ def file_defaults(command: click.Command, path: Sequence[str]) -> dict[str, Any]
         # A value that is not a table belongs to an option of another command with this name, such as `message`.
         own = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     _check_keys(command, path, table, own)
-    given = {key.replace("-", "_"): value for key, value in {**table, **own}.items() if not isinstance(value, dict)}
+    options = options_of(command)
+    # An option that means something else in another command has a value only in its own table.
+    own_only = {key for key, option in options.items() if not option.allow_from_autoenv}
+    shared = {key: value for key, value in table.items() if key.replace("-", "_") not in own_only}
+    given = {key.replace("-", "_"): value for key, value in {**shared, **own}.items() if not isinstance(value, dict)}
     # Other processes enqueue at the URL of the app, so only the command line can override it.
     given.pop("url", None)
-    options = options_of(command)
     return {options[key].name or "": _value(key, value, options[key]) for key, value in given.items() if key in options}
 
 

@@ -6,14 +6,14 @@ import click
 
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
 from qworker.cli.output import echo, print_json
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 
 __all__ = ["command"]
 
 
 @click.command("create", cls=URLCommand)
 @click.argument("url")
-@click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
+@click.argument("queues", type=check_existing_queue, nargs=-1, required=True, metavar="QUEUE...")
 @click.option("--paused", is_flag=True, help="Pause each QUEUE, until `qworker resume`.")
 @json_option
 def command(url: str, queues: tuple[str, ...], paused: bool, json: bool) -> None:

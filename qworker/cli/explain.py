@@ -9,7 +9,7 @@ from qworker.cli.app_loader import load_app
 from qworker.cli.history import event_line
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
 from qworker.cli.output import echo, print_json, to_json_data
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.tools.explain import Explanation, explain
 
 __all__ = ["command"]
@@ -19,7 +19,7 @@ _EXIT_NOT_FOUND = 1
 
 @click.command("explain", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=check_queue)
+@click.argument("queue", type=check_existing_queue)
 @click.argument("id")
 @click.option("--app", metavar="MODULE:ATTRIBUTE", help="App that should run the message. Reports whether it can.")
 @click.option("--full", is_flag=True, help="Print the whole last error too, with its traceback.")

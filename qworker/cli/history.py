@@ -13,7 +13,7 @@ from qworker.cli.output import echo, format_seconds, print_json
 from qworker.history.event import KINDS, Event
 from qworker.history.query import EventFilter, read_newest
 from qworker.history.query import follow as following_events
-from qworker.names import check_queue, to_message_id
+from qworker.names import check_existing_queue, to_message_id
 
 __all__ = ["command", "event_line"]
 
@@ -23,7 +23,7 @@ _LOOK = 0.5
 
 @click.command("history", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", required=False, type=check_queue)
+@click.argument("queue", required=False, type=check_existing_queue)
 @click.option("--id", "id", metavar="ID", type=to_message_id, help="Show only events of the message with this id.")
 @click.option("--event", multiple=True, type=click.Choice(KINDS), help="Show only events of this kind; repeatable.")
 @click.option("--since", type=duration_type(), help="Show only events that are no older than this, such as 2h.")

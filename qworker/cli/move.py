@@ -9,7 +9,7 @@ import click
 from qworker.cli.options import Command, backend_from_url, json_option, run
 from qworker.cli.output import Progress, echo, print_json, reporting
 from qworker.errors import QworkerError, UsageError
-from qworker.names import check_queue, printable
+from qworker.names import check_existing_queue, printable
 from qworker.tools.move import MoveResult, move
 
 __all__ = ["command"]
@@ -18,7 +18,7 @@ __all__ = ["command"]
 @click.command("move", cls=Command)
 @click.argument("source")
 @click.argument("target")
-@click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
+@click.argument("queues", type=check_existing_queue, nargs=-1, metavar="[QUEUE]...")
 @click.option(
     "--include-failed", is_flag=True, help="Move failed messages too. They become ready at TARGET, with tries 0."
 )

@@ -6,14 +6,14 @@ import click
 
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
 from qworker.cli.output import echo, print_json
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 
 __all__ = ["pause_command", "resume_command"]
 
 
 @click.command("pause", cls=URLCommand)
 @click.argument("url")
-@click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
+@click.argument("queues", type=check_existing_queue, nargs=-1, required=True, metavar="QUEUE...")
 @json_option
 def pause_command(url: str, queues: tuple[str, ...], json: bool) -> None:
     r"""Pause queues for all workers until `qworker resume`.
@@ -30,7 +30,7 @@ def pause_command(url: str, queues: tuple[str, ...], json: bool) -> None:
 
 @click.command("resume", cls=URLCommand)
 @click.argument("url")
-@click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
+@click.argument("queues", type=check_existing_queue, nargs=-1, required=True, metavar="QUEUE...")
 @json_option
 def resume_command(url: str, queues: tuple[str, ...], json: bool) -> None:
     r"""Resume queues that `qworker pause` has paused.

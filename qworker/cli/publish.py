@@ -11,14 +11,14 @@ from qworker.cli.options import URLCommand, backend_from_url, batches, duration_
 from qworker.cli.output import Progress, echo, print_json, reporting
 from qworker.errors import UsageError
 from qworker.message import Draft
-from qworker.names import check_key, check_queue, counted, to_message_id
+from qworker.names import check_existing_queue, check_key, counted, to_message_id
 
 __all__ = ["command"]
 
 
 @click.command("publish", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=check_queue)
+@click.argument("queue", type=check_existing_queue)
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
 @click.option(
     "-f", "--file", type=click.File("rb"), metavar="FILE", help="Read the body from FILE. - is standard input."

@@ -10,7 +10,7 @@ from qworker.cli.options import URLCommand, backend_from_url, json_option, run, 
 from qworker.cli.output import echo, print_json
 from qworker.errors import UsageError
 from qworker.message import Selection, State
-from qworker.names import check_queue, counted
+from qworker.names import check_existing_queue, counted
 
 __all__ = ["command"]
 
@@ -20,7 +20,7 @@ _PURGED = (State.DELAYED, State.READY, State.FAILED)
 
 @click.command("purge", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=check_queue)
+@click.argument("queue", type=check_existing_queue)
 @state_option("Delete only messages in this state.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option

@@ -13,7 +13,7 @@ from qworker.cli.output import echo, print_json
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.message import FinishedMessage, Query, Selection, State, StoredMessage
-from qworker.names import check_queue, counted, id_forms
+from qworker.names import check_existing_queue, counted, id_forms
 from qworker.parcel import unpack
 
 __all__ = ["command"]
@@ -25,7 +25,7 @@ _NAMED = 100
 
 @click.command("requeue", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=check_queue)
+@click.argument("queue", type=check_existing_queue)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--task", "tasks", multiple=True, metavar="NAME", help="Requeue only calls of this task; repeatable.")
 @click.option("--error", metavar="TEXT", help="Requeue only messages whose error contains this text, in any case.")

@@ -17,7 +17,7 @@ from qworker.cli.options import Command, duration_type, url_option
 from qworker.errors import UsageError
 from qworker.health.address import parse_address
 from qworker.kit.directory.missing import is_missing
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.supervisor.control_socket import control_client_from_env
 from qworker.supervisor.run_settings import RunSettings
 from qworker.url import BackendURL, working_directory
@@ -40,7 +40,7 @@ def _worker_count(value: str) -> tuple[int, int]:
 @click.option(
     "-Q",
     "--queue",
-    type=check_queue,
+    type=check_existing_queue,
     metavar="QUEUE",
     multiple=True,
     help="Lease from this queue only; repeatable.",

@@ -12,7 +12,7 @@ from qworker.cli.fsq_statuses import EXIT_TEMPORARY, EXIT_USAGE, FsqStatusComman
 from qworker.cli.options import exit_code_options, item_limit_options
 from qworker.cli.output import echo
 from qworker.errors import QworkerError, UsageError
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.settings import setting
 from qworker.tools.scan import open_source, scan
 
@@ -179,7 +179,7 @@ def command(
 def _scan(url: str, queue: str, program: tuple[str, ...], options: ScanOptions) -> int:
     if not program and not options.empty_ok:
         raise UsageError("scan needs a PROGRAM to run, or --empty-ok")
-    source = open_source(url, check_queue(queue), options)
+    source = open_source(url, check_existing_queue(queue), options)
     try:
         return scan(source, program, options, lambda text: echo(text, err=True))
     finally:

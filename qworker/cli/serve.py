@@ -50,6 +50,17 @@ log = structlog.get_logger()
     type=int,
     help="Maximum number of connections from one address. Without it, there is no limit.",
 )
+@click.option(
+    "--workers",
+    metavar="N",
+    type=click.IntRange(1),
+    # QWORKER_WORKERS is the number of processes of `qworker run`.
+    allow_from_autoenv=False,
+    help=(
+        "Number of fetches that run at the same time, as in mq: each queue belongs to one of N workers. "
+        "Default: one worker for each queue."
+    ),
+)
 def command(
     url: str,
     host: str,
@@ -58,6 +69,7 @@ def command(
     max_body_size: int,
     max_connections: int,
     connections_per_address: int | None,
+    workers: int | None,
 ) -> None:
     r"""Serve the queues of a backend over HTTP, as an mq server does.
 
@@ -93,7 +105,13 @@ def command(
             raise InvalidURL(
                 f"{backend.describe()}: queues exist only in the process that created them: use file: or redis:"
             )
-        app = create_app(backend, token=token, body_limit=max_body_size, visibility_timeout=visibility_timeout)
+        app = create_app(
+            backend,
+            token=token,
+            body_limit=max_body_size,
+            visibility_timeout=visibility_timeout,
+            fetch_workers=workers,
+        )
         listener = bind(host, port)
         address, bound = listener.getsockname()[:2]
         if backend.remote_leases is None:

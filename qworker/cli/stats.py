@@ -7,14 +7,14 @@ import click
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
 from qworker.cli.output import echo, format_seconds, print_json, print_table
 from qworker.message import QueueStats
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 
 __all__ = ["command"]
 
 
 @click.command("stats", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", required=False, type=check_queue)
+@click.argument("queue", required=False, type=check_existing_queue)
 @json_option
 def command(url: str, queue: str | None, json: bool) -> None:
     r"""Count the messages of one queue or of all queues.

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from qworker.errors import UsageError
-from qworker.names import check_key, check_queue, to_message_id
+from qworker.names import check_existing_queue, check_key, to_message_id
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.validation import check_flag, check_headers, check_seconds, check_text, check_whole, number_of, shown
 
-__all__ = ["DEFAULT_MAX_TRIES", "TaskOptions", "call_options"]
+__all__ = ["DEFAULT_MAX_TRIES", "YEAR_10000", "TaskOptions", "call_options"]
 
 DEFAULT_MAX_TRIES = 5
 
@@ -44,7 +44,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     hold: float = 0.0
 
     def __post_init__(self) -> None:
-        check_queue(check_text("queue", self.queue))
+        check_existing_queue(check_text("queue", self.queue))
         check_whole("max_tries", self.max_tries, 1)
         if self.timeout is not None:
             seconds = check_seconds("timeout", self.timeout, positive=True, most=MOST_DELAY)
@@ -88,7 +88,7 @@ def call_options(
         fields["unique_key"] = check_key(check_text("unique_key", unique_key))
     fields |= _id_options(id, hold)
     if queue is not None:
-        check_queue(check_text("queue", queue))
+        check_existing_queue(check_text("queue", queue))
     if headers is not None:
         check_headers(headers)
     return fields
@@ -111,10 +111,10 @@ def _check_time(name: str, value: Any) -> float:
     if math.isnan(seconds):
         hint = ": write when.timestamp()" if isinstance(value, datetime) else ""
         raise UsageError(f"{name} must be a number of Unix seconds (got {shown(value)}){hint}")
-    if not 0 <= seconds < _YEAR_10000:
+    if not 0 <= seconds < YEAR_10000:
         raise UsageError(f"{name} must be a time in Unix seconds, before the year 10000 (got {shown(value)})")
     return seconds
 
 
 # Unix seconds.
-_YEAR_10000 = 253_402_300_800.0
+YEAR_10000 = 253_402_300_800.0

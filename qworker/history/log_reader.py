@@ -21,7 +21,7 @@ from qworker.kit.segments.format import position, segment_name, split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import StateFile
 from qworker.kit.store_errors import store_errors
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 
 __all__ = ["LogReader"]
 
@@ -53,7 +53,7 @@ class LogReader:
     @contextmanager
     def _opened(self, name: str) -> Generator[tuple[int, Log, StateFile] | None]:
         """Open a log for reading; None if it is gone."""
-        check_queue(name)
+        check_existing_queue(name)
         descriptors: list[int] = []
         log: Log | None = None
         try:

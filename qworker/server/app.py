@@ -7,6 +7,7 @@ are a Starlette application.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Sequence
 
 import structlog
@@ -29,7 +30,7 @@ from qworker.asgi.interface import (
 from qworker.backend import Backend
 from qworker.errors import BackendError, InvalidName, QueueNotFound, QworkerError
 from qworker.message import Draft, Lease, Selection, SettleAction
-from qworker.names import check_id, id_forms, is_queue_name
+from qworker.names import check_id, id_forms, is_existing_queue_name, is_queue_name
 from qworker.server.batcher import Batcher
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
@@ -51,7 +52,15 @@ class MqApp:
     """The ASGI application of the server. See `create_app`."""
 
     def __init__(
-        self, backend: Backend, *, token: str | None, body_limit: int, visibility: float, additions: bool, reaps: bool
+        self,
+        backend: Backend,
+        *,
+        token: str | None,
+        body_limit: int,
+        visibility: float,
+        additions: bool,
+        reaps: bool,
+        fetch_workers: int | None,
     ) -> None:
         self.backend = backend
         self.leases = ClientLeases(backend)
@@ -61,7 +70,8 @@ class MqApp:
         self.visibility = visibility
         self._access = Access(token)
         self._posts = Batcher(self._post_batch)
-        self._gets = Batcher(self._get_batch)
+        self._gets = Batcher(self._get_batch if fetch_workers is None else self._get_batch_in_turn)
+        self._fetching = [asyncio.Lock() for _ in range(fetch_workers or 0)]
         self._removals = Batcher(self._remove_batch)
         self._idempotency = Idempotency(self._publish_as)
         self._additions: ASGIApp | None = None
@@ -94,8 +104,14 @@ class MqApp:
             await respond(send, 404)
         elif parts[0] == "-" and self._additions is not None:
             await self._additions(scope, receive, send)
-        elif is_queue_name(parts[0]):
-            await self._mq(parts, scope, receive, send)
+        elif is_existing_queue_name(parts[0]):
+            try:
+                await self._mq(parts, scope, receive, send)
+            except InvalidName:
+                if is_queue_name(parts[0]):
+                    raise
+                # Only another program could have created this queue.
+                await respond(send, 404)
         else:
             await respond(send, 404)
 
@@ -176,6 +192,11 @@ class MqApp:
                 results[place] = lease
         return results
 
+    async def _get_batch_in_turn(self, queue: str, visibilities: Sequence[float]) -> Sequence[Lease | None]:
+        """Fetch when the worker of the queue is free. mq's server assigns queues to workers in this way."""
+        async with self._fetching[zlib.crc32(queue.encode()) % len(self._fetching)]:
+            return await self._get_batch(queue, visibilities)
+
     async def _delete_message(self, queue: str, message_id: str, scope: Scope, send: Send) -> None:
         token = parse_token(get_header(scope, b"x-lease-token"))
         if token is not None:
@@ -245,6 +266,7 @@ def create_app(
     visibility_timeout: float = 30.0,
     additions: bool = True,
     reaps: bool = True,
+    fetch_workers: int | None = None,
 ) -> MqApp:
     """Return an ASGI application with mq's endpoints on a backend.
 
@@ -258,7 +280,15 @@ def create_app(
         visibility_timeout: Lease length of a fetched message in seconds, unless its request has another one.
         additions: Whether to serve the additions under `/-/`.
         reaps: Whether the server reaps expired leases and due messages. False: a worker on the same store does.
+        fetch_workers: Number of fetches without a wait that run at the same time. Each queue belongs to one of them,
+            by the CRC-32 of its name, as in mq. None: one for each queue.
     """
     return MqApp(
-        backend, token=token, body_limit=body_limit, visibility=visibility_timeout, additions=additions, reaps=reaps
+        backend,
+        token=token,
+        body_limit=body_limit,
+        visibility=visibility_timeout,
+        additions=additions,
+        reaps=reaps,
+        fetch_workers=fetch_workers,
     )

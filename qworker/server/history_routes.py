@@ -14,7 +14,7 @@ from qworker.backend import Backend
 from qworker.errors import UsageError
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
-from qworker.names import check_queue, id_forms
+from qworker.names import check_existing_queue, id_forms
 from qworker.server.schemas import HistoryPage, HistoryPosition
 
 __all__ = ["history_routes"]
@@ -44,7 +44,7 @@ class _History:
         except msgspec.DecodeError as error:
             raise UsageError(f"the body is not valid: {error}") from error
         for batch in batches:
-            check_queue(batch.queue)
+            check_existing_queue(batch.queue)
         self._backend.history.append(batches)
         return Response(status_code=202)
 
@@ -67,7 +67,7 @@ class _History:
 
     async def for_message(self, request: Request) -> Response:
         """Return the events of one message."""
-        queue = check_queue(request.path_params["queue"])
+        queue = check_existing_queue(request.path_params["queue"])
         events: list[Event] = []
         for message_id in id_forms(request.path_params["id"]):
             events += await self._backend.history.for_message(queue, message_id)
@@ -88,7 +88,7 @@ def history_routes(backend: Backend, body_limit: int) -> list[Route]:
 
 def _log(request: Request) -> str:
     log: str = request.path_params["log"]
-    return check_queue(log)
+    return check_existing_queue(log)
 
 
 def _json(value: Any) -> Response:

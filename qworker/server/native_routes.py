@@ -23,7 +23,7 @@ from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
 from qworker.kit.parts import PAGE_BYTES
 from qworker.kit.task_groups import run_until
 from qworker.message import Draft, Query, Selection, Settlement, State, StoredMessage
-from qworker.names import check_id, check_queue, forms_of_all
+from qworker.names import check_existing_queue, check_id, forms_of_all
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
 from qworker.server.history_routes import history_routes
@@ -237,7 +237,7 @@ class NativeRoutes:
         """Wait until one of the queues may have a message to lease."""
         wish = await self._read(request, WaitRequest)
         for queue in wish.queues:
-            check_queue(queue)
+            check_existing_queue(queue)
         waiting = self._backend.wait(wish.queues, max(0.0, min(wish.timeout, 60.0)))
         await run_until(partial(self._leases.polls.wait_for_end, request.receive), waiting)
         return Response(status_code=204)
@@ -358,7 +358,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 def _queue(request: Request) -> str:
     try:
-        return check_queue(request.path_params["queue"])
+        return check_existing_queue(request.path_params["queue"])
     except InvalidName:
         raise HTTPException(404) from None
 

@@ -11,7 +11,7 @@ from qworker.asgi.interface import BodyTooLarge
 from qworker.errors import UsageError
 from qworker.history.event import Event
 from qworker.message import Draft, Message, Selection, SettleAction
-from qworker.names import check_id, check_key, check_queue, to_message_id
+from qworker.names import check_existing_queue, check_id, check_key, to_message_id
 
 __all__ = [
     "ACTIONS",
@@ -169,6 +169,6 @@ def validate_lease(held: LeaseRef) -> LeaseRef:
     Raises:
         InvalidName: The queue or the id is not a valid name.
     """
-    check_queue(held.queue)
+    check_existing_queue(held.queue)
     check_id(held.id)
     return held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.validation import check_flag, check_seconds, check_whole
 
 __all__ = ["WorkerOptions"]
@@ -37,7 +37,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for queue in self.queues or ():
-            check_queue(queue)
+            check_existing_queue(queue)
         check_whole("concurrency", self.concurrency, 1)
         for name, positive in (("visibility_timeout", True), ("shutdown_timeout", False)):
             seconds = check_seconds(name, getattr(self, name), positive=positive)

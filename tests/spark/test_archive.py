@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,7 +28,7 @@ def archived(spark: SparkSession, target: Path) -> list[tuple[str, bytes]]:
     return sorted((row.state, bytes(row.body)) for row in read_archive(spark, str(target)).collect())
 
 
-def run(spark: SparkSession, url: str, target: Path, **options: bool) -> ArchiveResult:
+def run(spark: SparkSession, url: str, target: Path, **options: Any) -> ArchiveResult:
     return archive(spark, url, str(target), history=options.pop("history", False), **options)
 
 
@@ -105,6 +105,71 @@ def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_del
     assert [error for _, error in errors].count("first") == 3
     assert [error for _, error in errors].count("second") == 1
     assert len({message_id for message_id, _ in errors}) == 3
+
+
+def test_a_run_with_nothing_new_reads_no_message_and_one_with_a_new_message_only_that(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url, target = file_url(tmp_path / "store"), tmp_path / "target"
+    publish(url, [b"%d" % number for number in range(40)])
+    finish(url, 20, SettleAction.ACK)
+    finish(url, 10, SettleAction.FAIL_PERM, error="no")
+    assert run(spark, url, target).messages == 30
+    done = tmp_path / "store" / QUEUE / "done"
+    # What is archived is not opened again: the bodies change, and the times and the tables do not.
+    for path in [*done.iterdir(), *(tmp_path / "store" / QUEUE / "fail").iterdir()]:
+        status = path.stat()
+        path.write_bytes(b"changed")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    finish(url, 1, SettleAction.ACK)
+    second = run(spark, url, target)
+    assert second.messages == 1
+    assert sorted(body for _, body in archived(spark, target)) == sorted(b"%d" % number for number in range(31))
+    # Its lists are old enough now to be compared, and the next run does not even list them.
+    for directory in (done, done.parent / "fail"):
+        os.utime(directory, (1, 1))
+    assert run(spark, url, target).messages == 0
+    os.rename(next(done.iterdir()), tmp_path / "aside")
+    os.utime(done, (1, 1))
+    staged = Staged()
+    assert run(spark, url, target, say=staged).messages == 0
+    assert "writing messages" not in staged.steps
+    # A change of the directory is noticed.
+    os.rename(tmp_path / "aside", done / (tmp_path / "aside").name)
+    assert run(spark, url, target).messages == 1
+    # What is kept can still be removed.
+    assert run(spark, url, target, delete=True).removed == 31
+    assert (count(url, State.DONE), count(url, State.FAILED)) == (0, 0)
+
+
+class Staged:
+    """The steps that a run has reported."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    def __call__(self, step: str) -> None:
+        self.steps.append(step)
+
+
+def test_a_message_that_finished_after_it_was_listed_is_not_removed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, target = file_url(tmp_path / "store"), tmp_path / "target"
+    publish(url, [b"a", b"b", b"c"])
+    finish(url, 1, SettleAction.ACK)
+    apply = write_ahead.apply
+
+    def finished_meanwhile(folder: LocalStorage, intent: write_ahead.PendingChange) -> None:
+        apply(folder, intent)
+        finish(url, 1, SettleAction.ACK)
+
+    monkeypatch.setattr("qworker.pipeline.jobs.archive.apply", finished_meanwhile)
+    # The first run lists what it removes after the tables are durable, and the second one before.
+    assert run(spark, url, target, delete=True).removed == 1
+    assert run(spark, url, target, delete=True).removed == 1
+    assert count(url, State.DONE) == 1
+    assert len(archived(spark, target)) == 2
 
 
 class Crash(BaseException):

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qworker.backend import Backend
+from qworker.errors import UsageError
 from qworker.message import State
 from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.stream import ConsumingReader
 from qworker.testing.wait_until import wait_until
 from tests.spark.stores import ask, bodies, count, file_url, publish
+from tests.spark.streams import run_to_end
 from tests.support.servers import RedisServer
 
 if TYPE_CHECKING:
@@ -48,10 +50,8 @@ def stream(spark: SparkSession, url: str, sink: object, checkpoint: Path, **opti
         .load()
         .writeStream.foreachBatch(sink)
         .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    run_to_end(query)
 
 
 def test_a_log_is_followed_from_where_the_channel_stands_and_goes_on_at_the_checkpoint(
@@ -70,6 +70,48 @@ def test_a_log_is_followed_from_where_the_channel_stands_and_goes_on_at_the_chec
     stream(spark, url, again.take, tmp_path / "checkpoint")
     assert again.rows == [b"more"]
     assert b"9" not in bodies(url, State.READY)
+
+
+def test_spark_s_own_names_of_the_options_of_a_stream_mean_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sq://{tmp_path}/store?channel=spark&sync=off"
+    publish(url, [b"%d" % number for number in range(5)])
+    sink = Sink()
+    stream(spark, url, sink.take, tmp_path / "checkpoint", maxOffsetsPerTrigger="2", startingOffsets="earliest")
+    assert [len(batch) for batch in sink.batches.values()] == [2, 2, 1]
+    later = Sink()
+    stream(spark, url, later.take, tmp_path / "later", startingOffsets="latest")
+    assert later.rows == []
+    # A queue that is consumed has the same limit.
+    url = file_url(tmp_path / "queue", keep_done="none")
+    publish(url, [b"%d" % number for number in range(5)])
+    consumed = Sink()
+    stream(spark, url, consumed.take, tmp_path / "consumed", maxOffsetsPerTrigger="3", failOnDataLoss="true")
+    assert sorted(map(len, consumed.batches.values())) == [2, 3]
+    with pytest.raises(UsageError, match="are the same option: pass one of them"):
+        ReadOptions.parse({"url": url, "queue": "jobs", "maxOffsetsPerTrigger": "3", "max_messages": "2"}, 2)
+    with pytest.raises(UsageError, match="must be one of true, false"):
+        ReadOptions.parse({"url": url, "queue": "jobs", "failOnDataLoss": "maybe"}, 2)
+
+
+def test_a_stream_whose_records_are_gone_fails_unless_it_is_told_to_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sq://{tmp_path}/store?channel=spark&sync=off&segment_size=4096"
+    publish(url, [b"first"])
+    stream(spark, url, Sink().take, tmp_path / "checkpoint")
+    # Another reader of the channel moves it on, and the segments that it has passed are deleted.
+    publish(url, [b"x" * 1000 for _ in range(40)])
+    stream(spark, url, Sink().take, tmp_path / "other", starting_position="earliest")
+    publish(url, [b"last"])
+    stream(spark, url, Sink().take, tmp_path / "other")
+    publish(url, [b"newest"])
+    stream(spark, url, Sink().take, tmp_path / "other")
+    sink = Sink()
+    with pytest.raises(Exception, match="are gone: start the query with a new checkpoint") as raised:
+        stream(spark, url, sink.take, tmp_path / "checkpoint")
+    assert "Traceback" not in str(raised.value)
+    assert sink.rows == []
+    stream(spark, url, sink.take, tmp_path / "checkpoint", failOnDataLoss="false")
+    assert sink.rows[-1] == b"newest"
+    assert b"first" not in sink.rows
 
 
 def test_a_batch_of_a_log_that_failed_is_the_same_batch_again(spark: SparkSession, tmp_path: Path) -> None:
@@ -194,6 +236,22 @@ def test_an_offset_rises_only_with_messages(tmp_path: Path) -> None:
     assert one.latestOffset() == end
     one.stop()
     assert count(url, State.READY) == 0
+
+
+def test_a_batch_that_spark_has_not_planned_is_never_acked(tmp_path: Path) -> None:
+    url = file_url(tmp_path / "store", keep_done="none")
+    publish(url, [b"1", b"2"])
+    reader = ConsumingReader(ReadOptions.parse({"url": url, "queue": "jobs", "max_messages": "1"}, 2), ["body"])
+    try:
+        # As Spark 4.0 and 4.1 do it with availableNow.
+        assert [reader.latestOffset() for _ in range(3)] == [{"batch": 1}] * 3
+        assert (count(url, State.READY), count(url, State.LEASED)) == (1, 1)
+        assert len(reader.partitions({"batch": 0}, {"batch": 1})) == 1
+        assert reader.latestOffset() == {"batch": 2}
+        assert (count(url, State.READY), count(url, State.LEASED)) == (0, 1)
+    finally:
+        reader.stop()
+    assert bodies(url, State.READY) == [b"2"]
 
 
 def test_leases_are_renewed_while_a_batch_runs(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from pyspark.errors import PySparkException
 
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
@@ -134,7 +135,8 @@ def test_a_row_that_cannot_be_enqueued_leaves_nothing_and_is_named_in_one_line(
 ) -> None:
     df = spark.range(0, 400, 1, 4).selectExpr("'t' as task", "if(id = 250, '[1', '[1]') as args")
     with pytest.raises(
-        InvalidArguments, match=r"^row 50 of partition 2 cannot be enqueued: `args` is not an array in JSON: [^\n]*$"
+        InvalidArguments,
+        match=r"^row 50 of partition 2 cannot be enqueued: the column 'args' must be an array in JSON [^\n]*\)$",
     ):
         write(df, url, load="bad")
     assert stored(url) == []
@@ -174,8 +176,69 @@ def test_a_wrong_option_is_told_in_one_line(
         bodies(spark, 1).write.format("qworker").mode("append").options(**given).save()
 
 
+# A row, and what its error says.
+MISTAKES = {
+    "cast(NULL AS string) AS task": "the column 'task' must not be null or empty",
+    "'' AS task": "the column 'task' must not be null or empty",
+    "cast(NULL AS string) AS task, cast(NULL AS binary) AS body": "must not be null or empty if `body` is null",
+    "'t' AS task, '[1' AS args": "the column 'args' must be an array in JSON",
+    "'t' AS task, '[1]' AS kwargs": "the column 'kwargs' must be an object in JSON",
+    "'t' AS task, 12 AS priority": "the column 'priority' must be from 0 to 9 (got 12)",
+    "'t' AS task, '' AS key": "the column 'key' must have 1 to 255 bytes",
+    "'t' AS task, double('NaN') AS due_at": "the column 'due_at' must be a time in Unix seconds, before the year 10000",
+    "'t' AS task, 1e300 AS due_at": "(got 1e+300)",
+    "'t' AS task, -1e300 AS due_at": "(got -1e+300)",
+    "'t' AS task, double('Infinity') AS due_at": "(got inf)",
+    "'t' AS task, -5 AS due_at": "(got -5)",
+    # Milliseconds.
+    "'t' AS task, 1764000000000 AS due_at": "(got 1764000000000)",
+    "'t' AS task, 9223372036854775807 AS due_at": "must be a time",
+    "'t' AS task, timestamp '+12345-01-01 00:00:00' AS due_at": "must be a time",
+}
+
+
+@pytest.mark.parametrize(("row", "said"), MISTAKES.items())
+def test_spark_shows_the_error_of_a_row_as_one_line_that_names_the_column_the_row_and_what_to_do(
+    spark: SparkSession, tmp_path: Path, row: str, said: str
+) -> None:
+    options = {"url": f"file://{tmp_path}/spool", "queue": "q"}
+    with pytest.raises(PySparkException) as raised:
+        # Without any help of qworker's: this is what a program of one's own prints.
+        spark.sql(f"SELECT {row}").write.format("qworker").mode("append").options(**options).save()
+    lines = [line for line in str(raised.value).splitlines() if "qworker" in line]
+    assert len(lines) == 1, lines
+    assert said in lines[0]
+    assert "row 0 of partition 0 cannot be enqueued" in lines[0]
+    assert "correct the row, or name a table for such rows (`rejects`)" in lines[0]
+    assert "Traceback" not in str(raised.value)
+    assert len(str(raised.value).splitlines()) <= 3
+
+
+def test_a_row_that_is_no_message_becomes_a_reject_with_its_reason(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/spool"
+    rows = spark.sql(
+        "SELECT 't' AS task, '[1' AS args, 1.0D AS due_at, 0 AS priority "
+        "UNION ALL SELECT 't', '[1]', double('NaN'), 0 UNION ALL SELECT 't', '[1]', 1e300D, 0 "
+        "UNION ALL SELECT 't', '[1]', 1.0D, 12 UNION ALL SELECT NULL, '[1]', 1.0D, 0 "
+        "UNION ALL SELECT 't', '[1]', 1.0D, 0"
+    )
+    write(rows, url, rejects=str(tmp_path / "rejects"), load="l")
+    reasons = sorted(row.reason for row in spark.read.parquet(str(tmp_path / "rejects")).collect())
+    assert [reason.split("'")[1] for reason in reasons] == ["args", "due_at", "due_at", "priority", "task"]
+    assert len(stored(url)) == 1
+
+
+def test_a_path_is_refused_because_it_would_have_no_effect(spark: SparkSession, tmp_path: Path) -> None:
+    options = {"url": f"file://{tmp_path}/spool", "queue": "q"}
+    said = r"has no path \(got '/x/y'\): [^\n]*call \.{}\(\) without arguments$"
+    with pytest.raises(UsageError, match=said.format("save")), raise_qworker_errors():
+        bodies(spark, 1).write.format("qworker").mode("append").options(**options).save("/x/y")
+    with pytest.raises(UsageError, match=said.format("load")), raise_qworker_errors():
+        spark.read.format("qworker").options(**options).load("/x/y")
+
+
 def test_a_queue_cannot_be_overwritten(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(NotSupported, match="is supported"), raise_qworker_errors():
+    with pytest.raises(NotSupported, match=r"cannot be used: write with \.mode\(\"append\"\)"), raise_qworker_errors():
         bodies(spark, 1).write.format("qworker").mode("overwrite").options(url=f"file://{tmp_path}/s", queue="q").save()
 
 

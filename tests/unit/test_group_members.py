@@ -115,3 +115,49 @@ def test_a_member_of_the_group_works_on_what_another_one_published_and_on_what_r
     moved.rename(spool / "q/queue/_20200101000000_000000001_1_host-aaaaaaaa_0")
     seen = ["acked", "failed", "moved in", "retried", "retried"]
     assert run_as(WORKER, WORK, url) == f"{seen} 0 0 1"
+
+
+SCAN = """
+from qworker.cli.main import main
+
+async def main_as_user():
+    await (await open_as_user()).aclose()
+
+# Only root may be able to read what a scan imports at its end.
+with tempfile.TemporaryDirectory() as place:
+    for queue in ("q", "none"):
+        main(["create", "fsq://" + place, "q"])
+        main(["publish", "fsq://" + place, "q", "--body", "x"])
+        main(["scan", "fsq://" + place, queue, "true"])
+asyncio.run(main_as_user())
+sys.stderr.flush()
+os.dup2(1, 2)
+print(main(["scan", sys.argv[1], "q", "sh", "-c", "echo the program ran"]))
+"""
+
+
+@pytest.mark.parametrize("part", ["", "tmp", "queue", "done", "fail"])
+@pytest.mark.parametrize("mode", [0o2700, 0o2750])
+def test_a_scan_without_permission_runs_nothing_and_ends_with_111_and_one_line(
+    part: str, mode: int, spool: Path
+) -> None:
+    run_as(PUBLISHER, PUBLISH, f"fsq://{spool}")
+    denied = spool / "q" / part
+    os.chown(denied, 0, GROUP)
+    denied.chmod(mode)
+    *lines, status = run_as(WORKER, SCAN, f"fsq://{spool}").splitlines()[-2:]
+    if part in {"", "tmp"} and mode == 0o2750:
+        # A scan writes to neither of them.
+        assert (lines, status) == (["the program ran"], "0")
+        return
+    assert status == "111"
+    assert lines[0].startswith("qworker: cannot scan q: Permission denied: ")
+
+
+def test_a_scan_whose_outcome_cannot_be_stored_ends_with_111_and_one_line(spool: Path) -> None:
+    run_as(PUBLISHER, PUBLISH, f"fsq://{spool}")
+    # Only the owner of a file can remove it from a sticky directory.
+    (spool / "q/queue").chmod(0o3770)
+    *_, said, status = run_as(WORKER, SCAN, f"fsq://{spool}").splitlines()
+    assert status == "111"
+    assert said.startswith("qworker: cannot store the outcome of _")

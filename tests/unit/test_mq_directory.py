@@ -6,6 +6,7 @@ import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ import structlog.testing
 from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.errors import FormatTooNew
+from qworker.errors import FormatTooNew, QueueNotFound
 from qworker.kit.linux import boot_id
-from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
 from qworker.testing.wait_until_blocked import wait_until_blocked
@@ -360,3 +361,83 @@ async def test_the_files_of_workers_from_before_a_reboot_are_removed(backend: Ba
     old.write_text("00000000-0000-0000-0000-000000000000")
     await backend.reap("q")
     assert not old.exists()
+
+
+@pytest.mark.parametrize("daemons", [0, 1])
+@pytest.mark.parametrize("place", ["new", "queues", "delay"])
+@pytest.mark.parametrize("created", [False, True])
+async def test_a_message_can_be_removed_wherever_it_is_even_if_its_queue_does_not_exist(
+    root: Path, daemons: int, place: str, created: bool
+) -> None:
+    backend = open_backend(f"mq://{root}?sync=off&daemons={daemons}")
+    try:
+        await backend.open()
+        message_id, other = new_uuids(2)
+        name = f"q/{message_id}" if place == "queues" else f"q:{message_id}"
+        if created or place == "queues":
+            await backend.create("q")
+        (root / place / name).write_bytes(b"x")
+        (root / "delay" / f"qq:{message_id}").write_bytes(b"of another queue")
+        assert await backend.remove("q", Selection(ids=[other, message_id])) == 1
+        assert not (root / place / name).exists()
+        assert (root / "delay" / f"qq:{message_id}").exists()
+        if created or place == "queues":
+            assert await backend.remove("q", Selection(ids=[message_id])) == 0
+        else:
+            with pytest.raises(QueueNotFound):
+                await backend.remove("q", Selection(ids=[message_id]))
+            # Nor was the queue created.
+            assert not (root / "queues" / "q").exists()
+    finally:
+        await backend.aclose()
+
+
+async def test_what_another_server_left_in_new_of_a_queue_that_does_not_exist_is_purged(root: Path) -> None:
+    backend = open_backend(f"mq://{root}?sync=off&daemons=0")
+    try:
+        await backend.open()
+        for message_id in new_uuids(3):
+            (root / "new" / f"q:{message_id}").write_bytes(b"x")
+        assert await backend.remove("q", Selection(state=State.READY)) == 3
+        assert list((root / "new").iterdir()) == []
+    finally:
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("options", ["daemons=0", "peers=1", ""])
+async def test_tries_rise_when_a_mover_returns_a_message_that_a_client_of_a_server_fetched(
+    root: Path, options: str
+) -> None:
+    # The lease of a client has the length of the mover's delay, and belongs to no process.
+    backend = open_backend(f"mq://{root}?sync=off&delay=30&{options}", remote_leases=True)
+    try:
+        await backend.open()
+        await backend.create("q")
+        (message_id,) = new_uuids(1)
+        (root / "queues" / "q" / message_id).write_bytes(b"x")
+        for tries in range(3):
+            (lease,) = await wait_until(lambda: backend.lease("q", 1, 30.0))
+            assert lease.message.tries == tries
+            move_back(root, message_id)
+        (lease,) = await wait_until(lambda: backend.lease("q", 1, 30.0))
+        assert not await backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE)])
+        # A release counts no try.
+        (lease,) = await wait_until(lambda: backend.lease("q", 1, 30.0))
+        assert lease.message.tries == 3
+    finally:
+        await backend.aclose()
+
+
+async def test_two_servers_with_peers_count_the_tries_of_one_another(root: Path) -> None:
+    servers = [open_backend(f"mq://{root}?sync=off&delay=30&peers=1", remote_leases=True) for _ in range(2)]
+    try:
+        for backend in servers:
+            await backend.open()
+        (message_id,) = await servers[0].publish("q", [Draft(body=b"x")])
+        for tries, backend in enumerate(servers * 2):
+            (lease,) = await wait_until(partial(backend.lease, "q", 1, 30.0))
+            assert lease.message.tries == tries
+            move_back(root, message_id)
+    finally:
+        for backend in servers:
+            await backend.aclose()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -314,10 +315,10 @@ async def test_a_plain_mq_server_is_a_backend_with_less() -> None:
         await backend.aclose()
 
 
-def spawn(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+def spawn(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.Popen[bytes]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("QWORKER_")}
     return subprocess.Popen(
-        [sys.executable, "-m", "qworker", *arguments], stderr=subprocess.PIPE, env={**clean, **environment}
+        [sys.executable, "-m", "qworker", *arguments], stderr=subprocess.PIPE, env={**clean, **environment}, cwd=cwd
     )
 
 
@@ -431,3 +432,50 @@ async def test_mover_and_reaper_find_the_directories_of_a_root_that_was_replaced
         for process in (mover, reaper):
             process.send_signal(signal.SIGTERM)
         assert [ended(mover), ended(reaper)] == [0, 0]
+
+
+class Gated(MemoryBackend):
+    """A store whose leases of the queue `a` wait, and which knows which fetches have begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[str] = []
+        self.gate = threading.Event()
+
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
+        self.begun.append(queue)
+        if queue == "a":
+            await wait_until(self.gate.is_set, 50)
+        return await super().lease(queue, limit, visibility, timeout)
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2, 8])
+async def test_the_fetches_of_a_worker_s_queues_run_one_after_another(workers: int | None) -> None:
+    # By the CRC-32 of their names, `a` and `j` have the same worker of 2 and of 8, and `d` has another one.
+    waits = {None: [], 1: ["d", "j"], 2: ["j"], 8: ["j"]}[workers]
+    backend = Gated()
+    with served(backend, fetch_workers=workers) as server:
+        fetches = [asyncio.create_task(asyncio.to_thread(ask, server, "GET", "/a/messages"))]
+        await wait_until(lambda: backend.begun == ["a"], 50)
+        fetches += [asyncio.create_task(asyncio.to_thread(ask, server, "GET", f"/{queue}/messages")) for queue in "dj"]
+        free = [queue for queue in ("d", "j") if queue not in waits]
+        await wait_until(lambda: len(backend.begun) == 1 + len(free), 50)
+        # A call that is not a fetch waits for none.
+        assert (await asyncio.to_thread(ask, server, "PUT", "/a"))[0] == 201
+        assert sorted(backend.begun) == ["a", *free]
+        backend.gate.set()
+        assert {(await fetch)[0] for fetch in fetches} == {204}
+        assert sorted(backend.begun) == ["a", "d", "j"]
+
+
+def test_serve_takes_mq_s_workers_from_the_command_line_and_its_own_table_alone(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.qworker]\nworkers = '2:8'\n")
+    process = spawn(
+        "serve", f"mq://{tmp_path}/root", "--port", "0", "--workers", "8", QWORKER_WORKERS="2:8", cwd=tmp_path
+    )
+    try:
+        assert process.stderr is not None
+        make_queue(process.stderr.readline().decode())
+        process.send_signal(signal.SIGTERM)
+    finally:
+        assert ended(process) == 0

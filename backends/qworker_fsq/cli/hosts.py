@@ -7,7 +7,7 @@ import click
 from qworker.backend.scan_source import ScanOptions
 from qworker.cli.options import exit_code_options, item_limit_options
 from qworker.errors import QueueNotFound
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.url import BackendURL
 from qworker_fsq.cli.common import FsqCommand, open_fsq_root, owner_options, print_if, print_warning
 from qworker_fsq.host_dist import Distribution, distribute
@@ -17,7 +17,7 @@ from qworker_fsq.scan import open_scan
 
 __all__ = ["add_host_command", "down_host_command", "host_dist_command", "rm_host_command", "up_host_command"]
 
-_QUEUES = click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
+_QUEUES = click.argument("queues", type=check_existing_queue, nargs=-1, required=True, metavar="QUEUE...")
 _HOST = click.argument("host", type=check_host)
 _VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print each step.")
 
@@ -147,7 +147,7 @@ def up_host_command(url: str, host: str, queues: tuple[str, ...], verbose: bool)
 
 @click.command("host-dist", cls=FsqCommand)
 @click.argument("url")
-@click.argument("queue", type=check_queue)
+@click.argument("queue", type=check_existing_queue)
 @click.argument("hosts", type=check_host, nargs=-1, metavar="[HOST]...")
 @click.option("-I", "--link", is_flag=True, help="Link the same file into each sub-queue, instead of copying it.")
 @click.option("-g", "--trigger", is_flag=True, help="Pull the trigger of the hosts after each item.")

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from qworker.names import check_queue
+from qworker.names import check_existing_queue, check_queue
 from qworker.url import BackendURL
 from qworker_fsq.cli.common import FsqCommand, open_fsq_root, owner_options, print_if
 from qworker_fsq.layout import Install, QueueExists, install, require_queue, uninstall
@@ -14,13 +14,13 @@ from qworker_fsq.options import FsqOptions, check_host, parse_root
 
 __all__ = ["down_command", "install_command", "up_command"]
 
-_QUEUES = click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
+_QUEUES = click.argument("queues", type=check_existing_queue, nargs=-1, required=True, metavar="QUEUE...")
 _VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print each step.")
 
 
 @click.command("install", cls=FsqCommand)
 @click.argument("url")
-@_QUEUES
+@click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
 @click.option("-d", "--down", is_flag=True, help="Install each QUEUE paused, until `qworker fsq up`.")
 @click.option(
     "-i", "--ignore-exists", is_flag=True, help="Skip a QUEUE that exists. Without this option, it is an error."

@@ -7,7 +7,7 @@ import signal
 import click
 
 from qworker.errors import BackendError
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker_fsq.cli.common import FsqCommand, open_fsq_root, print_if, print_warning
 from qworker_fsq.environment import NO_LIMITS
 from qworker_fsq.layout import QueueDir, require_queue
@@ -22,8 +22,8 @@ __all__ = ["jsonrpcd_command", "push_command"]
 @click.command("push", cls=FsqCommand)
 @click.argument("url")
 @click.argument("remote")
-@click.argument("source", type=check_queue)
-@click.argument("target", type=check_queue)
+@click.argument("source", type=check_existing_queue)
+@click.argument("target", type=check_existing_queue)
 @click.argument("host")
 @click.argument("items", nargs=-1, required=True, metavar="ITEM...")
 @click.option("-p", "--protocol", type=click.Choice(["jsonrpc"]), default="jsonrpc", help="Protocol to use.")

@@ -14,7 +14,7 @@ from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import WHOLE
 from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_existing_queue, check_queue, is_queue_name
 from qworker.url import BackendURL
 from qworker_redis.admin import count_too_large, read_rows, remove, requeue, set_paused
 from qworker_redis.browse import find
@@ -118,7 +118,7 @@ class RfqBackend(Backend):
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages. If the outcome is unknown, the call is repeated for `?retry_timeout=` seconds."""
-        check_queue(queue)
+        await self._check_creatable(queue)
         refuse_unsupported("rfq", self.deviations, drafts, takes_id=is_id)
         check_bodies(drafts, self.max_body)
         if not drafts:
@@ -129,7 +129,7 @@ class RfqBackend(Backend):
 
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lease messages, as rfq's consumers do."""
-        check_queue(queue)
+        check_existing_queue(queue)
         check_limit(limit)
         if timeout > 0:
             return await self._leaser.lease_or_wait(queue, limit, visibility, timeout)
@@ -138,7 +138,7 @@ class RfqBackend(Backend):
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait until one of the lists has an element, or until a message becomes due."""
         for queue in queues:
-            self._leaser.drop_empty(check_queue(queue))
+            self._leaser.drop_empty(check_existing_queue(queue))
         await self._waiter.wait(queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
@@ -151,7 +151,7 @@ class RfqBackend(Backend):
 
     async def reap(self, queue: str) -> int:
         """Harvest the expired messages of qworker's own consumers, make due messages ready, and prune failed ones."""
-        return await self._reaper.reap(check_queue(queue))
+        return await self._reaper.reap(check_existing_queue(queue))
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -161,11 +161,21 @@ class RfqBackend(Backend):
 
     async def create(self, queue: str) -> None:
         """Create a topic."""
-        await self._pool.run_script("create", check_queue(queue), ("create",))
+        await self._check_creatable(queue)
+        await self._pool.run_script("create", queue, ("create",))
+
+    async def _check_creatable(self, queue: str) -> None:
+        """Check that a topic exists, or that it can be created.
+
+        Raises:
+            InvalidName: It does not exist, and only other programs create topics with such a name.
+        """
+        if not is_queue_name(check_existing_queue(queue)) and queue not in await self.queues():
+            check_queue(queue)
 
     async def delete(self, queue: str) -> None:
         """Delete a topic with all of its messages, including those that other consumers hold."""
-        await delete_topic(self._pool, check_queue(queue), self.history.enabled)
+        await delete_topic(self._pool, check_existing_queue(queue), self.history.enabled)
 
     async def stats(self, queue: str) -> QueueStats:
         """Count a topic. The messages of other consumers count as leased."""

@@ -16,7 +16,7 @@ from qworker.cli.options import Command, Group, run
 from qworker.cli.output import echo, print_json, reporting
 from qworker.errors import InvalidURL, UsageError
 from qworker.message import Lease, SettleAction, Settlement
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.url import BackendURL
 from qworker_redis.rfq.backend import RfqBackend
 from qworker_redis.rfq.commands import List
@@ -30,9 +30,9 @@ _WAIT = 5.0
 
 
 def _topic(function: F) -> F:
-    return click.option("-t", "--topic", required=True, type=check_queue, metavar="TOPIC", help="Name of the topic.")(
-        function
-    )
+    return click.option(
+        "-t", "--topic", required=True, type=check_existing_queue, metavar="TOPIC", help="Name of the topic."
+    )(function)
 
 
 def _queue(function: F) -> F:

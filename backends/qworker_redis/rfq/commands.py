@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from qworker.clock import Clock
 from qworker.errors import BackendError
-from qworker.names import check_queue, printable
+from qworker.names import check_existing_queue, printable
 from qworker_redis.admin import BATCH
 from qworker_redis.connection import Argument, Connection, pack
 from qworker_redis.connections import ConnectionPool
@@ -47,7 +47,7 @@ class RfqCommands:
         """Return the ids in one of the lists, from its head. The next one in line comes last."""
         ids: list[str] = []
         while True:
-            key = rfq_key(check_queue(topic), which)
+            key = rfq_key(check_existing_queue(topic), which)
             page = await self._pool.command(0, "LRANGE", key, len(ids), len(ids) + _PAGE - 1)
             some = [decode_id(name) for name in cast("list[bytes]", page)]
             ids += some
@@ -56,7 +56,9 @@ class RfqCommands:
 
     async def lengths(self, topic: str) -> tuple[int, int]:
         """Return the number of messages in the backlog and in the nextlog."""
-        asked = [self._pool.command(0, "LLEN", rfq_key(check_queue(topic), part)) for part in ("backlog", "nextlog")]
+        asked = [
+            self._pool.command(0, "LLEN", rfq_key(check_existing_queue(topic), part)) for part in ("backlog", "nextlog")
+        ]
         backlog, nextlog = await asyncio.gather(*asked)
         return cast("int", backlog), cast("int", nextlog)
 
@@ -84,7 +86,7 @@ class RfqCommands:
         # The fields are checked before they are sent: an error in a transaction would leave half of it.
         pack_fields(names_and_values)
         flat = [part.encode() for part in names_and_values]
-        key = rfq_key(check_queue(topic), "message") + b":" + message_id.encode()
+        key = rfq_key(check_existing_queue(topic), "message") + b":" + message_id.encode()
         backlog = rfq_key(topic, "backlog")
 
         async def attempt(connection: Connection, again: bool) -> Reply:
@@ -111,7 +113,7 @@ class RfqCommands:
 
         Return the ids.
         """
-        nextlog, backlog = rfq_key(check_queue(topic), "nextlog"), rfq_key(topic, "backlog")
+        nextlog, backlog = rfq_key(check_existing_queue(topic), "nextlog"), rfq_key(topic, "backlog")
         ids: dict[bytes, None] = {}
         while (name := cast("bytes | None", await self._pool.command(0, "RPOPLPUSH", nextlog, backlog))) is not None:
             if name in ids:
@@ -126,7 +128,7 @@ class RfqCommands:
             BackendError: It is not a map of text to text.
         """
         name = message_id.encode(errors="surrogateescape")
-        key = rfq_key(check_queue(topic), "message") + b":" + name
+        key = rfq_key(check_existing_queue(topic), "message") + b":" + name
         raw = cast("list[bytes]", await self._pool.command(0, "HGETALL", key))
         try:
             return to_fields(raw) or None

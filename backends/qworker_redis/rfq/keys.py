@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qworker.errors import InvalidName
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker_redis.scripts import ScriptSet
 
 __all__ = ["PARTS", "RFQ", "decode_id", "parse_topic", "rfq_key"]
@@ -36,7 +36,7 @@ def parse_topic(key: bytes, part: str) -> str | None:
     if not (key.startswith(beginning) and key.endswith(end)):
         return None
     try:
-        return check_queue(key[len(beginning) : -len(end)].decode())
+        return check_existing_queue(key[len(beginning) : -len(end)].decode())
     except (InvalidName, UnicodeDecodeError):
         return None
 

@@ -7,7 +7,7 @@ import click
 from qworker.cli.options import URLCommand, check_store, json_option
 from qworker.cli.output import echo, print_json
 from qworker.cli.pipeline.session import session, spark_options
-from qworker.names import check_queue, counted
+from qworker.names import check_existing_queue, counted
 from qworker.pipeline.spark.paths import absolute_url
 
 __all__ = ["command"]
@@ -16,7 +16,7 @@ __all__ = ["command"]
 @click.command("archive", cls=URLCommand)
 @click.argument("url")
 @click.argument("target")
-@click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
+@click.argument("queues", type=check_existing_queue, nargs=-1, metavar="[QUEUE]...")
 @click.option("--state", type=click.Choice(["done", "failed"]), help="Archive only messages in this state.")
 @click.option("--history/--no-history", default=True, help="Archive the history of all queues too (the default).")
 @click.option("--delete", is_flag=True, help="Remove archived messages from the queue afterwards.")

@@ -7,7 +7,7 @@ import click
 from qworker.cli.options import URLCommand, check_store, json_option
 from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.pipeline.session import session, spark_options
-from qworker.names import check_queue, counted
+from qworker.names import check_existing_queue, counted
 from qworker.pipeline.spark.paths import absolute_url
 
 __all__ = ["command"]
@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 @click.command("dedupe", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=check_queue)
+@click.argument("queue", type=check_existing_queue)
 @click.option(
     "--on",
     multiple=True,

@@ -14,7 +14,7 @@ from qworker.cli.options import URLCommand, json_option
 from qworker.cli.output import echo, print_json, reporting
 from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
 from qworker.errors import UsageError
-from qworker.names import check_queue, counted
+from qworker.names import check_existing_queue, counted
 from qworker.pipeline.spark.paths import absolute_url
 from qworker.url import mask, working_directory
 
@@ -35,7 +35,7 @@ __all__ = ["command", "file_fingerprint"]
 )
 @click.option(
     "--queue",
-    type=check_queue,
+    type=check_existing_queue,
     metavar="QUEUE",
     help="Queue to enqueue in. Default: the queue of the task, if --app is given.",
 )

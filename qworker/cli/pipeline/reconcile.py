@@ -10,7 +10,7 @@ from qworker.cli.options import Command, check_store, duration_type, json_option
 from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
 from qworker.errors import UsageError
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.pipeline.spark.paths import absolute_url
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["command"]
 
 @click.command("reconcile", cls=Command)
 @click.argument("table")
-@click.argument("queue", type=check_queue)
+@click.argument("queue", type=check_existing_queue)
 @click.option(
     "--on",
     multiple=True,

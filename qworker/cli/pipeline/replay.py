@@ -9,7 +9,7 @@ import click
 from qworker.cli.options import URLCommand, check_store, json_option
 from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.pipeline.session import session, spark_options
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.pipeline.spark.paths import absolute_url
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 @click.command("replay", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=check_queue)
+@click.argument("queue", type=check_existing_queue)
 @click.option("--where", required=True, metavar="SQL", help="Predicate over the columns of a message.")
 @click.option(
     "--archive",

@@ -16,7 +16,7 @@ from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.duration import parse_duration
 from qworker.errors import MissingExtra, UsageError
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.pipeline.spark.paths import absolute_url
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ __all__ = ["command", "parse_time"]
 
 @click.command("report", cls=Command)
 @click.argument("source")
-@click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
+@click.argument("queues", type=check_existing_queue, nargs=-1, metavar="[QUEUE]...")
 @click.option(
     "--since", metavar="TIME", help="Start of the period: an age such as 24h, or a time such as 2026-11-23T08:00 (UTC)."
 )

@@ -12,14 +12,14 @@ from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.top.sampler import Sample, Sampler
 from qworker.cli.top.table import COLUMNS, cells, heading
 from qworker.extras import not_installed
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 
 __all__ = ["command"]
 
 
 @click.command("top", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", required=False, type=check_queue)
+@click.argument("queue", required=False, type=check_existing_queue)
 @click.option(
     "--interval",
     type=duration_type(least=0.1),

@@ -20,7 +20,7 @@ from qworker.kit.files import list_names
 from qworker.kit.find import find_each, stamp
 from qworker.kit.max_body import describe_too_large
 from qworker.kit.opening import open_entry
-from qworker.kit.parts import HashShare
+from qworker.kit.parts import HashShare, in_pages
 from qworker.kit.store_errors import UNREADABLE
 from qworker.message import FinishedMessage, Message, Query, QueueStats, Selection, State, StoredMessage
 
@@ -29,6 +29,8 @@ __all__ = ["MessageFile", "QueueBrowser"]
 Files = TypeVar("Files", bound=QueueFiles)
 
 _FINISHED = frozenset({State.DONE, State.FAILED})
+# Seconds in which two changes of a directory may have the same time.
+_TICK = 2.0
 # The states in the order in which messages pass through them: a message that moves on during a search is found in the
 # next state.
 _IN_ORDER = (State.READY, State.DELAYED, State.LEASED, State.FAILED, State.DONE)
@@ -217,6 +219,48 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             except FileNotFoundError:
                 # The message was removed in the meantime. Reading it will show that.
                 continue
+
+    async def heads(self, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the finished messages of a part without their bodies: no file is opened.
+
+        Raises:
+            OSError: The state cannot be listed.
+            UsageError: `part` is not a part.
+        """
+        async for page in in_pages(map(self._head, await self.list_share(state, HashShare.parse(part)))):
+            yield page
+
+    def _head(self, file: MessageFile) -> StoredMessage | None:
+        try:
+            status = os.stat(file.name, dir_fd=file.directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        # As `read`: callers copy bodies elsewhere.
+        if self._is_too_large(status):
+            return None
+        return StoredMessage(
+            message=Message(id=self.message_id(file), queue=self.files.name, body=b""),
+            state=file.state,
+            finished_at=self.finished_at(status),
+            location=file.name,
+        )
+
+    def heads_version(self, state: State) -> str | None:
+        """Return a text that changes with the answer of `heads`. None: it may have changed just now."""
+        directory = {State.DONE: self.files.done, State.FAILED: self.files.fail}[state]
+        status = os.fstat(directory)
+        # A change so shortly before this call may have the same time as one after it.
+        if abs(self._clock.time() - status.st_mtime) < _TICK:
+            return None
+        return f"{status.st_dev}-{status.st_ino}-{status.st_mtime_ns}-{self.files.max_body}"
+
+    def read_unchanged(self, found: Iterable[FinishedMessage]) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the messages that have not changed since they were listed.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        return in_pages(map(self.read, self._unchanged(found)))
 
     async def find(self, ids: Sequence[str]) -> list[StoredMessage]:
         """Find messages in any state by their ids.

@@ -12,7 +12,7 @@ from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.directory.place import Place
 from qworker.kit.directory.store import DirectoryStore
 from qworker.kit.store_errors import store_errors
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 
 __all__ = ["Opener", "StoreOpener"]
 
@@ -128,7 +128,7 @@ class StoreOpener(Opener[Store], Generic[Store, Queue]):
 
     def get_queue(self, queue: str) -> Queue | None:
         """Return an open queue, or None if it does not exist."""
-        name, store = check_queue(queue), self.open_existing()
+        name, store = check_existing_queue(queue), self.open_existing()
         return None if store is None else store.get(name)
 
     def require_queue(self, queue: str) -> Queue:

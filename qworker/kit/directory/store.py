@@ -18,7 +18,7 @@ from qworker.kit.directory.waiter import Waiter
 from qworker.kit.file_system import FileSystem
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Inotify
-from qworker.names import is_queue_name
+from qworker.names import is_existing_queue_name
 
 __all__ = ["DirectoryStore"]
 
@@ -107,7 +107,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
 
     def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        return sorted(name for name in os.listdir(self.root) if is_queue_name(name) and self._has_queue(name))
+        return sorted(name for name in os.listdir(self.root) if is_existing_queue_name(name) and self._has_queue(name))
 
     @abc.abstractmethod
     def _has_queue(self, name: str) -> bool:

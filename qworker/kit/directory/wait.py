@@ -9,7 +9,7 @@ from typing import Any
 from qworker.kit.directory.store import DirectoryStore
 from qworker.kit.directory.waiter import Waiter
 from qworker.kit.store_errors import store_errors
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 
 __all__ = ["wait_for_work"]
 
@@ -25,7 +25,7 @@ async def wait_for_work(store: DirectoryStore[Any], queues: Sequence[str], timeo
     """
     loop = asyncio.get_running_loop()
     ends = loop.time() + timeout
-    waiter = Waiter([check_queue(name) for name in queues])
+    waiter = Waiter([check_existing_queue(name) for name in queues])
     store.add_waiter(waiter)
     try:
         with store_errors("wait for messages"):

@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from qworker.backend.offers import offers_heads
 from qworker.errors import UsageError
 from qworker.message import State
+from qworker.pipeline.jobs.finished_rows import read_rows
+from qworker.pipeline.jobs.listed import is_archived, list_versions, note_archived
 from qworker.pipeline.jobs.tables import Table, plan_merge, stage
 from qworker.pipeline.jobs.write_ahead import STAGING, PendingChange, apply, positions, recover
 from qworker.pipeline.session import register_data_source
+from qworker.pipeline.source.reader import HEADS
 from qworker.pipeline.spark.runtime import use_current_interpreter
 from qworker.pipeline.spark.schema import PLACE, column_names
 from qworker.pipeline.spark.storage import Storage, open_storage
+from qworker.url import BackendURL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,7 +140,13 @@ class _ArchiveRun:
         self._compact = compact
         self._say = say
         self._intent = PendingChange()
-        # All rows that were found in the store, in staging.
+        self._chosen: dict[str, str] = {}
+        self._versions: dict[str, str | None] = {}
+        # Whether finished messages can be listed without reading them.
+        self._has_heads = offers_heads(BackendURL.parse(url).scheme)
+        # What names the messages that an update has found.
+        self._listed: DataFrame | None = None
+        # The rows that were found in a store that cannot list them, in staging.
         self._found: DataFrame | None = None
 
     def _read(self, table: str, hidden: Sequence[str], **options: str) -> DataFrame:
@@ -146,15 +157,44 @@ class _ArchiveRun:
     def messages(self, queues: Sequence[str] | None, states: Sequence[str]) -> None:
         """Stage the finished messages, and select the new ones."""
         self._say("reading finished messages")
-        chosen = {} if queues is None else {"queue": ",".join(queues)}
-        hidden = [PLACE] if self._delete else []
+        self._chosen = {"state": ",".join(states)} | ({} if queues is None else {"queue": ",".join(queues)})
         table = Table(self._spark, self._folder, "messages")
-        found = stage(table, "found", self._read("messages", hidden, state=",".join(states), **chosen))
+        self._versions = asyncio.run(list_versions(self._url, queues, states)) if self._has_heads else {}
+        has_table = bool(self._folder.names(table.name))
+        if self._has_heads and has_table and not self._delete and is_archived(self._folder, self._versions):
+            return
+        if not self._has_heads:
+            self._copy(table, [PLACE] if self._delete else [])
+        elif has_table:
+            self._update(table)
+        else:
+            self._copy(table, [])
+
+    def _update(self, table: Table) -> None:
+        """List all finished messages, and read only those that the table does not have."""
+        found = self._listed = self._list(table, "found")
         if found is None:
             return
-        self._found = found
         self._say("writing messages")
-        if self._delete or table.affected_partitions():
+        with use_current_interpreter(self._spark):
+            rows = read_rows(table.exclude_existing(found), self._url)
+            count = 0 if stage(table, "new", rows) is None else self._note(table)
+        self.result = msgspec.structs.replace(self.result, messages=count)
+
+    def _list(self, table: Table, step: str) -> DataFrame | None:
+        """Stage what names each finished message."""
+        reader = self._spark.read.format("qworker").option("url", self._url)
+        return stage(table, step, reader.options(columns=",".join(sorted(HEADS)), **self._chosen).load())
+
+    def _copy(self, table: Table, hidden: Sequence[str]) -> None:
+        """Read all finished messages, and write those that the table does not have."""
+        found = stage(table, "found", self._read("messages", hidden, **self._chosen))
+        if found is None:
+            return
+        if hidden:
+            self._found = found
+        self._say("writing messages")
+        if hidden or table.affected_partitions():
             count = self._add(table, table.exclude_existing(found.drop(PLACE)))
         else:
             # All rows are new.
@@ -193,6 +233,7 @@ class _ArchiveRun:
         """Move the staged files into the tables."""
         self._say("moving files into place")
         apply(self._folder, self._intent)
+        note_archived(self._folder, self._versions)
         files, replaced = len(self._intent.moves), len(self._intent.removes)
         self.result = msgspec.structs.replace(self.result, files=files, replaced=replaced)
 
@@ -203,8 +244,18 @@ class _ArchiveRun:
         if not self._delete:
             return
         self._say("removing archived messages from the queue")
-        if self._found is not None:
+        found = self._archived() if self._has_heads and self._chosen else self._found
+        if found is not None:
             with use_current_interpreter(self._spark):
-                removed = discard_rows(self._found, self._url)
+                removed = discard_rows(found, self._url)
             self.result = msgspec.structs.replace(self.result, removed=removed)
         asyncio.run(forget(self._url, positions(self._folder)))
+
+    def _archived(self) -> DataFrame | None:
+        """Return what names each finished message that is durable in the tables."""
+        table = Table(self._spark, self._folder, "messages")
+        if self._listed is not None:
+            # It is still true: a message that has changed since then is not removed.
+            return table.keep_existing(self._listed, "found")
+        found = self._list(table, "stored")
+        return None if found is None else table.keep_existing(found, "stored")

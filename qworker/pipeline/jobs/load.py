@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.bulk import LoadDone, check_load
 from qworker.errors import UsageError
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.pipeline.source.call_encoder import CALL, CallMaker
 from qworker.pipeline.source.row_reader import SOURCE
 from qworker.pipeline.source.source import loading_class
@@ -97,7 +97,7 @@ def load(  # noqa: PLR0913 - each argument is one option of a load
         BackendError: The store failed. Run the load again.
     """
     found = None if app is None else app[task]
-    queue = check_queue(queue) if queue is not None else (found.queue if found is not None else _no_queue())
+    queue = check_existing_queue(queue) if queue is not None else (found.queue if found is not None else _no_queue())
     signature = None if found is None else found.signature
     columns = _mapping(source_df, signature, args)
     if signature is not None:

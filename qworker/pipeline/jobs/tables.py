@@ -73,22 +73,28 @@ class Table:
                 found[f"{queue}/{day}"] = [name for name in names if name.endswith(".parquet")]
         return {partition: names for partition, names in found.items() if names}
 
-    def affected_partitions(self) -> list[str]:
-        """Return the partitions of the found rows that already have rows in the table."""
+    def affected_partitions(self, step: str = "found") -> list[str]:
+        """Return the partitions of the rows of a step that already have rows in the table."""
         known = self.files(self.name)
-        return [partition for partition in self.files(self.staging("found")) if partition in known]
+        return [partition for partition in self.files(self.staging(step)) if partition in known]
 
-    def exclude_existing(self, found: DataFrame) -> DataFrame:
-        """Return the rows that the table does not have. Only their days are read."""
-        touched = self.affected_partitions()
-        if not touched:
-            return found
+    def exclude_existing(self, found: DataFrame, step: str = "found") -> DataFrame:
+        """Return the rows of a step that the table does not have. Only their days are read."""
+        touched = self.affected_partitions(step)
+        return found if not touched else self._compared(found, touched, "left_anti")
+
+    def keep_existing(self, found: DataFrame, step: str) -> DataFrame:
+        """Return the rows of a step that the table has. Only their days are read."""
+        touched = self.affected_partitions(step)
+        return found.limit(0) if not touched else self._compared(found, touched, "left_semi")
+
+    def _compared(self, found: DataFrame, touched: Sequence[str], how: str) -> DataFrame:
         there = self.read(self.folder.path(self.name), *touched).select("queue", "day", "finished_at", *_KEY)
         there = there.withColumnsRenamed({name: f"known_{name}" for name in there.columns})
         same = found["finished_at"].eqNullSafe(there["known_finished_at"])
         for name in ("queue", "day", *_KEY):
             same &= found[name] == there[f"known_{name}"]
-        return found.join(there, same, "left_anti")
+        return found.join(there, same, how)
 
     def repartition_by_size(self, rows: DataFrame) -> DataFrame:
         """Divide rows into as many tasks as give their files a good size."""
@@ -133,7 +139,8 @@ def _day(table: str, rows: DataFrame) -> Column:
     from pyspark.sql import functions as sql
 
     # Not `to_date`, which uses the session's time zone.
-    time = sql.coalesce(*[rows[name] for name in _TIMES[table]])
+    # Rows that only name messages do not have all of them.
+    time = sql.coalesce(*[rows[name] for name in _TIMES[table] if name in rows.columns])
     return sql.date_from_unix_date(sql.floor(sql.unix_micros(time) / _DAY_US).cast("int"))
 
 

@@ -10,11 +10,11 @@ from qworker.backend.registry import backend_class
 from qworker.duration import parse_duration
 from qworker.errors import NotSupported, UsageError
 from qworker.message import STATE_WORDS, State
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.pipeline.spark.schema import TABLES, column_names, selected
 from qworker.url import BackendURL
 
-__all__ = ["ReadOptions", "checked_url"]
+__all__ = ["ReadOptions", "check_path", "checked_url"]
 
 _KNOWN = (
     "url",
@@ -29,7 +29,10 @@ _KNOWN = (
     "max_bytes",
     "visibility",
     "after",
+    "failOnDataLoss",
 )
+# The names that Spark's own sources have for them.
+_SPARKS = {"maxoffsetspertrigger": "max_messages", "startingoffsets": "starting_position"}
 _STARTING = ("channel", "earliest", "latest")
 
 
@@ -49,6 +52,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_messages: For streams: the largest number of messages in one batch.
         max_bytes: For streams: the largest size of one batch in bytes.
         visibility: For streams: the length of a lease in seconds.
+        fail_on_data_loss: For streams: whether the query fails if records of the log are gone that it has not read.
     """
 
     url: str
@@ -63,6 +67,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_messages: int = 10_000
     max_bytes: int = 32 << 20
     visibility: float = 60.0
+    fail_on_data_loss: bool = True
 
     @property
     def schema(self) -> str:
@@ -80,15 +85,17 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: An option is unknown, missing or not valid.
         """
-        texts = {name.lower(): str(value) for name, value in given.items()}
+        texts = _our_names({name.lower(): str(value) for name, value in given.items()})
+        check_path(texts, "load")
+        known = {name.lower() for name in _KNOWN}
         for name in texts:
-            if name not in _KNOWN:
+            if name not in known:
                 raise UsageError(f"unknown option {name!r} of the format qworker. Options: {', '.join(_KNOWN)}")
         table = _choice(texts, "table", tuple(TABLES))
         names = texts.get("columns")
         return cls(
             url=checked_url(texts),
-            queues=tuple(check_queue(name) for name in _list(texts, "queue")),
+            queues=tuple(check_existing_queue(name) for name in _list(texts, "queue")),
             states=tuple(map(_state, _list(texts, "state"))) or tuple(State),
             table=table,
             columns=tuple(column_names(table)) if names is None else tuple(_list(texts, "columns")),
@@ -99,6 +106,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             max_messages=_number(texts, "max_messages", 10_000),
             max_bytes=_number(texts, "max_bytes", 32 << 20),
             visibility=_duration(texts, "visibility", 60.0),
+            fail_on_data_loss=_choice(texts, "failondataloss", ("true", "false")) == "true",
         )
 
     @property
@@ -123,6 +131,28 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.queues[0]
 
 
+def _our_names(texts: Mapping[str, str]) -> dict[str, str]:
+    """Replace the names of Spark's own sources."""
+    ours = {name: text for name, text in texts.items() if name not in _SPARKS}
+    for name, text in texts.items():
+        if name in _SPARKS and ours.setdefault(_SPARKS[name], text) != text:
+            raise UsageError(f"{name} and {_SPARKS[name]} are the same option: pass one of them")
+    return ours
+
+
+def check_path(texts: Mapping[str, str], method: str) -> None:
+    """Check that no path is given.
+
+    Raises:
+        UsageError: The caller gave one as the argument of `load`, `save` or `start`.
+    """
+    if "path" in texts:
+        raise UsageError(
+            f"the format qworker has no path (got {texts['path']!r}): "
+            f'pass .option("url", "file:///var/spool/app") and call .{method}() without arguments'
+        )
+
+
 def checked_url(texts: Mapping[str, str]) -> str:
     """Return the store's URL if other processes can open it.
 
@@ -131,7 +161,10 @@ def checked_url(texts: Mapping[str, str]) -> str:
     """
     url = texts.get("url")
     if url is None:
-        raise UsageError('the format qworker needs a URL: pass .option("url", "file:///var/spool/app")')
+        raise UsageError(
+            'the format qworker needs a URL: pass .option("url", "file:///var/spool/app"), '
+            "or in SQL create the table without columns: CREATE TABLE t USING qworker OPTIONS (url '...', queue '...')"
+        )
     parsed = BackendURL.parse(url)
     if not backend_class(parsed.scheme).shared:
         raise NotSupported(

@@ -11,18 +11,24 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from qworker.backend import Backend
+from qworker.backend.offers import heads_of
 from qworker.backend.registry import open_backend
 from qworker.kit.directory.missing import is_missing
-from qworker.message import Query, State
+from qworker.message import Query, State, StoredMessage
 from qworker.pipeline.source.filters import Condition, condition, filter_rows, selected_values
 from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.rows import events_batch, messages_batch
+from qworker.pipeline.spark.one_line import one_line_errors
+from qworker.pipeline.spark.schema import PLACE
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-__all__ = ["EventsReader", "FilteredMessagesReader", "MessagesPart", "MessagesReader", "batches", "open_store"]
+__all__ = ["HEADS", "EventsReader", "FilteredMessagesReader", "MessagesPart", "MessagesReader", "batches", "open_store"]
 
+# The columns of finished messages that some stores list without opening the messages.
+HEADS = frozenset({"id", "queue", "state", "finished_at", PLACE})
+_FINISHED = frozenset({State.DONE, State.FAILED})
 # Events in one record batch.
 _EVENTS = 5000
 
@@ -37,6 +43,7 @@ class MessagesPart(InputPartition):
         self.part = part
 
 
+@one_line_errors
 class MessagesReader(DataSourceReader):
     """The reader of the table `messages`.
 
@@ -72,8 +79,14 @@ class MessagesReader(DataSourceReader):
 
     async def _pages(self, part: MessagesPart) -> AsyncIterator[pa.RecordBatch]:
         async with open_store(self._options.url) as backend:
-            async for page in backend.browse(part.queue, Query(part.state, part=part.part)):
+            async for page in self._found(backend, part):
                 yield filter_rows(messages_batch(page, self._names), self._conditions)
+
+    def _found(self, backend: Backend, part: MessagesPart) -> AsyncIterator[list[StoredMessage]]:
+        quick = heads_of(backend) if part.state in _FINISHED and HEADS.issuperset(self._names) else None
+        if quick is not None:
+            return quick.heads(part.queue, part.state, part.part)
+        return backend.browse(part.queue, Query(part.state, part=part.part))
 
 
 class FilteredMessagesReader(MessagesReader):
@@ -89,6 +102,7 @@ class FilteredMessagesReader(MessagesReader):
                 self._conditions += (taken,)
 
 
+@one_line_errors
 class EventsReader(DataSourceReader):
     """The reader of the table `events`: the history after the positions of the option `after`.
 

@@ -18,8 +18,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from qworker.pipeline.source.options import ReadOptions
+from qworker.pipeline.source.sql_table import created_options, table_options, table_schema
+from qworker.pipeline.spark.one_line import one_line_errors
 from qworker.pipeline.spark.runtime import enable_filter_pushdown, parallelism
-from qworker.pipeline.spark.structs import struct
+from qworker.pipeline.spark.structs import check_schema, struct
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +33,7 @@ __all__ = ["FORMAT", "QworkerSource", "loading_class", "source_class"]
 FORMAT = "qworker"
 
 
+@one_line_errors
 class QworkerSource(DataSource):
     """The data source of one query."""
 
@@ -48,13 +51,16 @@ class QworkerSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of the table, or those of the option `columns`."""
+        created = created_options(self.options)
+        if created is not None:
+            return table_schema(created, self.parallelism)
         return struct(ReadOptions.parse(self.options, self.parallelism).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make the reader of a batch."""
         from qworker.pipeline.source.reader import EventsReader, FilteredMessagesReader, MessagesReader
 
-        options = ReadOptions.parse(self.options, self.parallelism)
+        options = self._read_options(schema)
         if options.table == "events":
             return EventsReader(options, schema.names)
         return (FilteredMessagesReader if self.pushes_filters else MessagesReader)(options, schema.names)
@@ -63,13 +69,20 @@ class QworkerSource(DataSource):
         """Make the reader of a stream, which follows a log and leases from other stores."""
         from qworker.pipeline.source.stream import stream_reader
 
-        return stream_reader(ReadOptions.parse(self.options, self.parallelism), schema.names)
+        return stream_reader(self._read_options(schema), schema.names)
+
+    def _read_options(self, schema: StructType) -> ReadOptions:
+        given, _ = table_options(self.options, schema)
+        options = ReadOptions.parse(given, self.parallelism)
+        check_schema(options.table, schema)
+        return options
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make the writer of a batch."""
         from qworker.pipeline.source.writer import batch_writer
 
-        return batch_writer(dict(self.options), schema, overwrite, self.maker)
+        given, is_table = table_options(self.options, schema, write=True)
+        return batch_writer(given, schema, overwrite, self.maker, is_table=is_table)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Make the writer of a stream."""

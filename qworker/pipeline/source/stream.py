@@ -20,17 +20,18 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import structlog
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from qworker.backend import Backend
 from qworker.backend.offers import Follower, follower_of
 from qworker.backend.registry import open_backend
 from qworker.enqueue.portal import run_blocking
-from qworker.errors import NotSupported, QworkerError
+from qworker.errors import BackendError, NotSupported, QworkerError
 from qworker.message import OUTCOMES, Lease, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.reader import batches
 from qworker.pipeline.source.rows import messages_batch
+from qworker.pipeline.spark.compat import SupportsTriggerAvailableNow
+from qworker.pipeline.spark.one_line import one_line_errors
 
 __all__ = ["ConsumingReader", "FollowingReader", "stream_reader"]
 
@@ -73,6 +74,7 @@ class _LogRange(InputPartition):
 # -- following -------------------------------------------------------------------------------------------------------
 
 
+@one_line_errors
 class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader that follows a log.
 
@@ -121,6 +123,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         async def next_end(follower: Follower) -> str:
             first = begin or await follower.begin(self._options.starting_position)
+            first = await self._kept(follower, first)
             return await follower.ahead(first, self._options.max_messages, self._target or await follower.end())
 
         self._last = self._ask(next_end)
@@ -132,8 +135,27 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = stop
         if begin == stop:
             return []
-        parts = self._ask(lambda follower: follower.divide(begin, stop, self._options.partitions))
-        return [_LogRange(part) for part in parts]
+
+        async def divide(follower: Follower) -> list[str]:
+            return await follower.divide(await self._kept(follower, begin), stop, self._options.partitions)
+
+        return [_LogRange(part) for part in self._ask(divide)]
+
+    async def _kept(self, follower: Follower, begin: str) -> str:
+        """Return a position, or the first one that is kept.
+
+        Raises:
+            BackendError: Records after it are gone, and the query must fail then.
+        """
+        kept = await follower.kept(begin)
+        if kept != begin:
+            lost = f"the records of the queue {self._queue!r} from {begin} to {kept} are gone"
+            if self._options.fail_on_data_loss:
+                raise BackendError(
+                    f'{lost}: start the query with a new checkpoint, or pass .option("failOnDataLoss", "false")'
+                )
+            _log.warning("stream_records_lost", queue=self._queue, begin=begin, kept=kept)
+        return kept
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in a task."""
@@ -162,6 +184,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 # -- consuming -------------------------------------------------------------------------------------------------------
 
 
+@one_line_errors
 class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader that leases batches, and acks them when they are committed.
 
@@ -181,6 +204,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._names = tuple(names)
         self._queue = options.queue
         self._batch = 0
+        # The last batch that Spark has planned: only such a batch can be finished.
+        self._planned = 0
         self._leases: _BatchLeases | None = None
 
     def _held(self) -> _BatchLeases:
@@ -201,8 +226,13 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Ack the last batch, and lease the next. If nothing is ready, the offset is unchanged."""
         del limit
         if start is not None:
+            # The next batch starts after this one, so Spark has finished it.
+            self._planned = max(self._planned, start["batch"])
             self._batch = max(self._batch, start["batch"])
         held = self._held()
+        if held.has(self._batch) and self._planned < self._batch:
+            # Before Spark 4.2, a query with availableNow asks more than once.
+            return {"batch": self._batch}
         held.ack(self._batch)
         if held.lease(self._batch + 1):
             self._batch += 1
@@ -211,6 +241,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
         """Divide the messages of a batch. A batch that another process had leased has none."""
         self._batch = max(self._batch, end["batch"])
+        self._planned = max(self._planned, end["batch"])
         if start["batch"] == end["batch"]:
             return []
         found = self._held().messages(end["batch"])
@@ -317,6 +348,10 @@ class _BatchLeases:
         if self._left is not None:
             self._left -= len(leases)
         return leases
+
+    def has(self, batch: int) -> bool:
+        """Return whether the messages of a batch are leased."""
+        return batch in self._batches
 
     def messages(self, batch: int) -> list[StoredMessage]:
         """Return the messages of a batch."""

@@ -20,9 +20,9 @@ from qworker.backend.registry import open_backend
 from qworker.bulk import BulkWriter, Manifest, StagedPartition, check_load
 from qworker.errors import BackendError, InvalidArguments, PublishUncertain, UsageError
 from qworker.message import Draft
-from qworker.names import check_queue
+from qworker.names import check_existing_queue
 from qworker.pipeline.source.call_encoder import CallMaker
-from qworker.pipeline.source.options import checked_url
+from qworker.pipeline.source.options import check_path, checked_url
 from qworker.pipeline.source.rejects import RejectsFile, RejectsTable
 from qworker.pipeline.source.row_reader import RowReader
 
@@ -33,9 +33,7 @@ __all__ = ["PartWriter", "TaskResult", "WriteOptions", "bulk_writer"]
 
 _KNOWN = ("url", "queue", "load", "staging_dir", "rejects")
 # Options of a stream that are for Spark itself.
-_SPARKS = frozenset(
-    {"checkpointlocation", "path", "asyncprogresstrackingenabled", "asyncprogresstrackingcheckpointintervalms"}
-)
+_SPARKS = frozenset({"checkpointlocation", "asyncprogresstrackingenabled", "asyncprogresstrackingcheckpointintervalms"})
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +61,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: An option is unknown, missing or not valid.
         """
         texts = {name.lower(): str(value) for name, value in given.items() if name.lower() not in _SPARKS}
+        check_path(texts, "save")
         for name in texts:
             if name not in _KNOWN:
                 raise UsageError(
@@ -74,7 +73,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
         load = texts.get("load")
         return cls(
             url=url,
-            queue=check_queue(texts["queue"]),
+            queue=check_existing_queue(texts["queue"]),
             load=None if load is None else check_load(load),
             staging_dir=texts.get("staging_dir"),
             rejects=texts.get("rejects"),
@@ -115,9 +114,13 @@ class PartWriter:
         options: The options of the write.
         names: The columns of the DataFrame.
         maker: Makes calls of the rows. None: the rows are calls.
+        is_table: Whether the rows have the columns of a table of Spark SQL. Most of them cannot be written.
     """
 
-    def __init__(self, options: WriteOptions, names: Sequence[str], maker: CallMaker | None = None) -> None:
+    def __init__(
+        self, options: WriteOptions, names: Sequence[str], maker: CallMaker | None = None, *, is_table: bool = False
+    ) -> None:
+        self._is_table = is_table
         self.options = options
         self._names = tuple(names)
         self._maker = maker
@@ -150,13 +153,17 @@ class PartWriter:
     def _drafts(
         self, iterator: Iterator[pa.RecordBatch], part: int, rejects: RejectsFile | None
     ) -> Iterator[list[Draft]]:
-        reader = RowReader(self._names, self._maker, max_body=open_backend(self.options.url).max_body)
+        most = open_backend(self.options.url).max_body
+        reader = RowReader(self._names, self._maker, max_body=most, is_table=self._is_table)
         row = 0
         for batch in iterator:
             drafts, bad = reader.read(batch)
             if bad and rejects is None:
                 number, reason = bad[0]
-                raise InvalidArguments(f"row {row + number} of partition {part} cannot be enqueued: {reason}")
+                raise InvalidArguments(
+                    f"row {row + number} of partition {part} cannot be enqueued: {reason}: "
+                    "correct the row, or name a table for such rows (`rejects`)"
+                )
             if bad and rejects is not None:
                 rejects.write(batch, bad)
             row += batch.num_rows

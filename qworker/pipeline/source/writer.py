@@ -15,7 +15,6 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
     DataSourceStreamWriter,
     DataSourceWriter,
     WriterCommitMessage,
@@ -27,6 +26,8 @@ from qworker.errors import NotSupported, UsageError
 from qworker.pipeline.source.call_encoder import CALL, CallMaker
 from qworker.pipeline.source.row_reader import check_columns
 from qworker.pipeline.source.write_partition import PartWriter, TaskResult, WriteOptions, bulk_writer
+from qworker.pipeline.spark.compat import StreamWriterBase, record_batches
+from qworker.pipeline.spark.one_line import one_line_errors
 
 __all__ = ["QworkerStreamWriter", "QworkerWriter", "batch_writer", "stream_writer"]
 
@@ -34,11 +35,14 @@ __all__ = ["QworkerStreamWriter", "QworkerWriter", "batch_writer", "stream_write
 _QUERY = "sql.streaming.queryId"
 
 
+@one_line_errors
 class QworkerWriter(DataSourceArrowWriter):
     """The writer of a batch."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, maker: CallMaker | None) -> None:
-        self._writer = PartWriter(options, schema.names, maker)
+    def __init__(
+        self, options: WriteOptions, schema: StructType, maker: CallMaker | None, *, is_table: bool = False
+    ) -> None:
+        self._writer = PartWriter(options, schema.names, maker, is_table=is_table)
         self._load = options.load or f"write-{self._writer.run}"
         self._settled = asyncio.run(self._is_settled())
 
@@ -71,17 +75,20 @@ class QworkerWriter(DataSourceArrowWriter):
         asyncio.run(self._writer.abort(self._load, 0, {self._writer.run}))
 
 
-class QworkerStreamWriter(DataSourceStreamArrowWriter):
+@one_line_errors
+class QworkerStreamWriter(StreamWriterBase):
     """The writer of a stream. Each micro-batch is published once, however often Spark repeats it."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._writer = PartWriter(options, schema.names)
+        self._schema = schema
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage one partition, on an executor."""
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty(_QUERY)
-        return TaskResult(self._writer.stage(iterator, self._load(query)), query)
+        batches = record_batches(iterator, self._schema)
+        return TaskResult(self._writer.stage(batches, self._load(query)), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Publish the batch, on the driver."""
@@ -106,14 +113,23 @@ class QworkerStreamWriter(DataSourceStreamArrowWriter):
 
 
 def batch_writer(
-    given: Mapping[str, object], schema: StructType, overwrite: bool, maker: CallMaker | None = None
+    given: Mapping[str, object],
+    schema: StructType,
+    overwrite: bool,
+    maker: CallMaker | None = None,
+    *,
+    is_table: bool = False,
 ) -> DataSourceWriter:
     """Make the writer of `df.write.format("qworker")`, and of `load`, which makes calls of rows with `maker`.
+
+    With `is_table`, also make that of `INSERT INTO`, whose rows have all columns of the table.
 
     Raises:
         UsageError: An option or a column is wrong.
     """
-    return QworkerWriter(_checked(given, schema, overwrite, made=maker is not None), schema, maker)
+    return QworkerWriter(
+        _checked(given, schema, overwrite, made=maker is not None, is_table=is_table), schema, maker, is_table=is_table
+    )
 
 
 def stream_writer(given: Mapping[str, object], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -130,14 +146,19 @@ def stream_writer(given: Mapping[str, object], schema: StructType, overwrite: bo
     return QworkerStreamWriter(options, schema)
 
 
-def _checked(given: Mapping[str, object], schema: StructType, overwrite: bool, *, made: bool = False) -> WriteOptions:
+def _checked(
+    given: Mapping[str, object], schema: StructType, overwrite: bool, *, made: bool = False, is_table: bool = False
+) -> WriteOptions:
     if overwrite:
-        raise NotSupported('only .mode("append") is supported')
+        raise NotSupported(
+            '.mode("overwrite") and INSERT OVERWRITE cannot be used: write with .mode("append") or INSERT INTO, '
+            "and delete messages with `qworker purge` before"
+        )
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if made:
         types.pop(CALL, None)
         types["body"] = "binary"
-    check_columns(types)
+    check_columns(types, is_table=is_table)
     return WriteOptions.parse(given)
 
 

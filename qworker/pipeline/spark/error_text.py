@@ -14,8 +14,8 @@ from qworker.errors import BackendError, QworkerError, UsageError
 
 __all__ = ["raise_qworker_errors", "to_qworker_error"]
 
-# The last line of a Python traceback, anywhere in the text of the JVM.
-_OURS = re.compile(r"^\s*qworker\.errors\.(\w+): (.+)$", re.MULTILINE)
+# The last line of a Python traceback, anywhere in the text of the JVM. Without frames, a text of Spark can precede it.
+_OURS = re.compile(r"(?:^\s*|: )qworker\.errors\.(\w+): (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 # The error of any Python traceback: the first line after the frames.
 _PYTHONS = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
 # `[SOME_CONDITION] text. SQLSTATE: 42703; where`.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
 from typing import Any
 
 from harness import Bench, Figure
+from harness.report import median
 from harness.stopwatch import Stopwatch
 
 ASKED = 30_000
@@ -19,6 +21,7 @@ def measure(bench: Bench) -> list[Figure]:
     """A tenth first, then all: the rate is that of all, and the memory is compared."""
     count = bench.size(1_000_000, 2_000)
     few, many = (_archived(bench, number) for number in (count // 10, count))
+    turns = _turns(bench, bench.size(300_000, 1_000), bench.few)
     return [
         Figure(
             figure="spark_archive",
@@ -44,7 +47,40 @@ def measure(bench: Bench) -> list[Figure]:
             measured=count / many["delete_s"],
             unit="/s",
         ),
+        *_turn_figures(bench.size(300_000, 1_000), turns),
     ]
+
+
+def _turn_figures(count: int, turns: dict[str, list[float]]) -> list[Figure]:
+    shares = [delete / archive for delete, archive in zip(turns["delete_s"], turns["archive_s"], strict=True)]
+    return [
+        Figure(
+            figure="spark_archive",
+            what=f"removal of {count:,} archived messages / their archive, in turns",
+            asked=1.0,
+            measured=median(shares),
+            unit="x",
+            rounds=shares,
+            note=f"{median(turns['delete_s']):.1f} s and {median(turns['archive_s']):.1f} s",
+        ),
+        Figure(
+            figure="spark_archive",
+            what=f"archive with nothing new, {count:,} kept messages",
+            asked=2.0,
+            measured=median(turns["idle_s"]),
+            unit="s",
+            rounds=turns["idle_s"],
+        ),
+    ]
+
+
+def _turns(bench: Bench, count: int, rounds: int) -> dict[str, list[float]]:
+    folder = bench.fresh()
+    found: dict[str, list[float]] = bench.call(
+        archive_and_remove_in_turns, folder=str(folder), count=count, rounds=rounds, settle=not bench.quick
+    )
+    bench.discard(folder)
+    return found
 
 
 def _archived(bench: Bench, count: int) -> dict[str, float]:
@@ -100,3 +136,34 @@ def archive_all(given: dict[str, Any]) -> dict[str, float]:
     assert (first.messages, second.messages, second.removed) == (given["count"], 0, given["count"])
     spark.stop()
     return {"archive_s": archive_s, "delete_s": delete_s, "driver_kb": driver_kb}
+
+
+def archive_and_remove_in_turns(given: dict[str, Any]) -> dict[str, list[float]]:
+    """Archive a store, archive it again with nothing new, and remove what is archived, round after round."""
+    import os
+
+    from qworker.pipeline.jobs.archive import archive
+    from qworker.pipeline.session import start_session
+
+    spark = start_session(_MASTER, options={"spark.driver.memory": _HEAP})
+    taken: dict[str, list[float]] = {"archive_s": [], "idle_s": [], "delete_s": []}
+    # The first round compiles what all others use, and is not counted.
+    for number in range(given["rounds"] + 1):
+        url, target = f"file://{given['folder']}/{number}/spool", f"{given['folder']}/{number}/archive"
+        fill({"url": url, "count": given["count"]})
+        # What filled the store is on the disk before anything is measured.
+        os.sync()
+        for what, delete in (("archive_s", False), ("idle_s", False), ("delete_s", True)):
+            if what == "idle_s" and given["settle"]:
+                # A directory that has just changed is listed once more.
+                time.sleep(3.0)
+                archive(spark, url, target)
+            timer = Stopwatch()
+            found = archive(spark, url, target, delete=delete)
+            taken[what].append(timer.seconds)
+            assert (found.messages, found.removed) == (
+                given["count"] if what == "archive_s" else 0,
+                given["count"] if delete else 0,
+            )
+    spark.stop()
+    return {what: seconds[1:] for what, seconds in taken.items()}
