@@ -18,8 +18,10 @@ from qworker.supervisor.reexec import command_line
 
 __all__ = ["Slot", "WorkerProcess"]
 
-# Seconds. If a process was ready for this time before it ended, the next one can start at once.
+# Seconds. If a process was ready for this time before it ended, the next one can start at once; after a crash, for the
+# second time: one message that kills its worker costs no pause, and a crash at the start does not become a busy loop.
 _STABLE_S = 1.0
+_LONG_S = 5.0
 _BACKOFF = Backoff(initial=0.5, maximum=30.0)
 
 
@@ -132,13 +134,13 @@ class Slot:
             draw: A uniform number from [0, 1), so that processes that crash together do not start together.
         """
         process, self.process = self.process, None
-        stable = process is not None and process.ready_at is not None and now - process.ready_at >= _STABLE_S
-        if stable:
+        lived = 0.0 if process is None or process.ready_at is None else now - process.ready_at
+        if lived >= _STABLE_S:
             self._failures = 0
         delay = 0.0
-        if crashed or not stable:
+        if lived < (_LONG_S if crashed else _STABLE_S):
             self._failures += 1
-            # The delay is at least half of the maximum, so that a crash at the start does not become a busy loop.
+            # At least half of the maximum.
             delay = _BACKOFF.max_delay(self._failures) * (0.5 + draw / 2)
         self.not_before = now + delay
         return delay

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qworker.supervisor.scaling import Scaler
-from qworker.supervisor.worker_process import Slot
+from qworker.supervisor.worker_process import Slot, WorkerProcess
 from tests.e2e.test_run import APP, enqueue, names
 from tests.support.processes import Process, alive, started
 from tests.support.waiting import wait_for
@@ -159,6 +159,24 @@ def test_a_worker_that_crashes_at_its_start_is_restarted_ever_later() -> None:
     assert delays == sorted(delays)
     assert delays[0] < 1.0
     assert delays[-1] == pytest.approx(22.5)
+
+
+@pytest.mark.parametrize(
+    ("ready_for", "crashed", "waits"), [(0.9, True, True), (0.9, False, True), (4.0, True, True), (4.0, False, False)]
+)
+def test_a_process_that_ends_soon_is_started_again_later(ready_for: float, crashed: bool, waits: bool) -> None:
+    assert (_delay_after(ready_for, crashed=crashed) > 0) is waits
+
+
+def test_a_worker_that_crashes_after_it_has_worked_is_restarted_at_once() -> None:
+    assert _delay_after(5.0, crashed=True) == 0
+
+
+def _delay_after(ready_for: float, *, crashed: bool) -> float:
+    slot = Slot(0)
+    slot.process = object.__new__(WorkerProcess)
+    slot.process.ready_at = 100.0
+    return slot.on_process_exit(100.0 + ready_for, crashed=crashed, draw=0.5)
 
 
 def test_a_worker_with_a_range_of_processes_starts_with_the_least(folder: Path) -> None:

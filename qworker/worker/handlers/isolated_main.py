@@ -17,7 +17,7 @@ from qworker.decision import Fail, Retry
 from qworker.definition.callables import not_run_error
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text
-from qworker.kit.linux import die_first_without_memory
+from qworker.kit.linux import die_sooner_without_memory
 from qworker.worker.handlers.child_main import (
     ChildSetup,
     Handlers,
@@ -40,7 +40,7 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as parent:
         setup = receive_setup(parent)
         if setup is not None:
-            die_first_without_memory()
+            die_sooner_without_memory()
             asyncio.run(_serve(parent, setup))
 
 
