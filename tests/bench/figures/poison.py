@@ -56,6 +56,7 @@ async def memory(number: int) -> None:
     kept = []
     while True:
         kept.append(b"x" * 10_000_000)
+        note("dying", number)
 """.replace("TRIES", str(_TRIES))
 
 
@@ -205,8 +206,8 @@ class _Story:
         # Messages that a worker held when it died.
         self.suspects: set[int] = set()
         self.poison: Counter[int] = Counter()
-        # The first start of each poison message: the death of a worker. Those that follow kill a suspect's process.
-        self.deaths_ns: list[int] = []
+        # When each poison message killed a worker, which is in its first run. Those that follow kill a suspect's process.
+        self.deaths_ns: dict[int, int] = {}
         for line in (folder / "starts").read_text().splitlines():
             what, number, at = line.split()
             self._take(what, int(number), int(at))
@@ -214,10 +215,10 @@ class _Story:
     def _take(self, what: str, number: int, at: int) -> None:
         if what == "done":
             self.done_ns[number] = at
-        elif what == "poison":
-            self.poison[number] += 1
+        elif what in {"poison", "dying"}:
+            self.poison[number] += what == "poison"
             if self.poison[number] == 1:
-                self.deaths_ns.append(at)
+                self.deaths_ns[number] = at
         else:
             self.starts_ns[number].append(at)
             if what == "suspect":
@@ -225,11 +226,12 @@ class _Story:
 
     def unexplained(self, starts: list[int]) -> int:
         """How many starts of a message follow its last one without a death of a worker between."""
-        return sum(not any(one < death < next_one for death in self.deaths_ns) for one, next_one in pairwise(starts))
+        deaths = self.deaths_ns.values()
+        return sum(not any(one < death < next_one for death in deaths) for one, next_one in pairwise(starts))
 
 
 def _counted(story: _Story, count: int, poison: int, failed: list[int]) -> _Run:
-    begun = min(story.deaths_ns or [starts[0] for starts in story.starts_ns.values()])
+    begun = min(story.deaths_ns.values() or [starts[0] for starts in story.starts_ns.values()])
     untouched = [at for number, at in story.done_ns.items() if at > begun and number not in story.suspects]
     return _Run(
         rate=len(untouched) / ((max(untouched) - begun) / 1e9),
