@@ -206,7 +206,7 @@ class _Story:
         # Messages that a worker held when it died.
         self.suspects: set[int] = set()
         self.poison: Counter[int] = Counter()
-        # When each poison message killed a worker, which is in its first run. Those that follow kill a suspect's process.
+        # When each poison message killed a worker: in its first run. Those that follow kill the process of a suspect.
         self.deaths_ns: dict[int, int] = {}
         for line in (folder / "starts").read_text().splitlines():
             what, number, at = line.split()
