@@ -144,7 +144,7 @@ class WorkerLoops:
     def message_isolated(self, delivery: Delivery) -> None:
         """Run the handler in a process of suspects, and lease another message for its consumer."""
         state = self.state
-        if len(state.suspects) >= 2 * state.options.isolated and not state.options.burst:
+        if len(state.suspects) >= state.options.isolated and not state.options.burst:
             # Every lease of a worker that dies counts as a death of its message: a suspect must not wait here. A burst
             # does not wait for what is delayed, so it keeps them.
             delivery.settle(SettleAction.RELEASE, delay=self._suspect_delay())
