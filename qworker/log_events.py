@@ -30,6 +30,7 @@ __all__ = [
     "OBSERVER_FAILED",
     "OUTCOME",
     "QUEUE",
+    "QUEUE_UNUSABLE",
     "SETTLEMENT_ABANDONED",
     "SETTLEMENT_DELAYED",
     "SPAN_ID",
@@ -84,6 +85,8 @@ CONCURRENCY_LIMITED = "concurrency_limited"
 BACKEND_UNAVAILABLE = "backend_unavailable"
 BACKEND_RECOVERED = "backend_recovered"
 OBSERVER_FAILED = "observer_failed"
+# Level warning. One queue cannot be used, and the others can. Fields: queue, error.
+QUEUE_UNUSABLE = "queue_unusable"
 
 # Level warning. The directory of a store or of a queue was removed or replaced. The one with its path is used, which is
 # created if it does not exist. Field: directory.

@@ -8,7 +8,7 @@ import secrets
 import stat
 from typing import ClassVar
 
-from qworker.errors import BackendError, FormatTooNew
+from qworker.errors import FormatTooNew, QueueDamaged
 from qworker.kit.directory.queue_files import QueueFiles, has_part, is_queue
 from qworker.kit.files import change_mode, has_entry, make_fifo, read_file, remove_whole_tree, write_all
 from qworker.kit.opening import create_file, open_directory, open_entry
@@ -201,7 +201,7 @@ def _check_format(opened: QueueDir) -> None:
         return
     version = text.rpartition(b" ")[2].strip()
     if not text.startswith(b"qworker directory ") or not version.isdigit():
-        raise BackendError(
+        raise QueueDamaged(
             f"the file `format` of the queue {opened.name!r} is damaged: write `qworker directory 1` to it"
         )
     if int(version) > FORMAT:

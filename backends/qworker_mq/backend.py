@@ -146,7 +146,7 @@ class MqBackend(Backend):
         """Store messages."""
         refuse_unsupported("mq", self.deviations, drafts, takes_id=is_uuid)
         check_bodies(drafts, self.max_body)
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             self._open_store()
             return await self._shield(self._publisher.publish(queue, drafts))
 
@@ -155,7 +155,7 @@ class MqBackend(Backend):
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lease messages."""
         await wait_for_ready(self, queue, limit, timeout)
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             store = self._open_store()
             self._mover.sweep()
             return await lease_messages(store, self._reaper, check_queue(queue), limit, visibility)
@@ -182,7 +182,7 @@ class MqBackend(Backend):
 
     async def reap(self, queue: str) -> int:
         """Return expired and due messages, and do the daemons' work."""
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             self._open_store()
             return self._reaper.reap(check_queue(queue))
 
@@ -199,7 +199,7 @@ class MqBackend(Backend):
 
     async def create(self, queue: str) -> None:
         """Create a queue."""
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             store = self._open_store()
             store.get_or_create(queue)
             check_writable(store.root.tmp)
@@ -207,7 +207,7 @@ class MqBackend(Backend):
 
     async def delete(self, queue: str) -> None:
         """Delete a queue."""
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             check_queue(queue)
             if not self._is_missing():
                 self._open_store()
@@ -215,20 +215,20 @@ class MqBackend(Backend):
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue."""
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             self._open_existing(queue)
             stats = await self._admin.stats(queue)
         return msgspec.structs.replace(stats, retention=self.history.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause a queue."""
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             self._open_existing(queue)
             await self._admin.pause(queue)
 
     async def resume(self, queue: str) -> None:
         """Resume a queue."""
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             self._open_existing(queue)
             await self._admin.resume(queue)
 
@@ -236,33 +236,33 @@ class MqBackend(Backend):
 
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages in a state."""
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             self._open_existing(queue)
             async for page in self._browser.browse(queue, query):
                 yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide the messages by their ids."""
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             self._open_existing(queue).require(queue)
         return make_shares(count)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Find messages by their ids."""
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             self._open_existing(queue)
             return await self._browser.find(queue, ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
         selection.require_failed()
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             self._open_existing(queue)
             return await self._shield(self._admin.requeue(queue, selection))
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
-        with store_errors(self._doing):
+        with store_errors(f"use the queue {queue!r} in {self._path}"):
             self._open_existing(queue)
             return await self._shield(self._admin.remove(queue, selection))
 

@@ -8,6 +8,7 @@ daemons they also take messages that were there before they started.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -18,11 +19,12 @@ import structlog
 from qworker.errors import UsageError
 from qworker.kit.directory.blocked import is_about_one_file
 from qworker.kit.directory.liveness import has_died
-from qworker.kit.files import is_finished, list_names
+from qworker.kit.files import is_finished, list_names, make_directory
 from qworker.kit.inotify import Watcher
 from qworker.kit.opening import open_directory
-from qworker.kit.store_errors import store_errors
+from qworker.kit.store_errors import STORE_WIDE, store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
+from qworker.log_events import QUEUE_UNUSABLE
 from qworker_mq.layout import split_name, try_rename, try_unlink
 from qworker_mq.store import Store
 
@@ -54,6 +56,8 @@ class Mover:
         self._store = store
         self._stamp = -1
         self._has_unfinished = False
+        # Monotonic seconds. Until then, messages whose queue cannot be used stay in new/.
+        self._retry_at = math.inf
 
     def sweep(self) -> None:
         """Move finished messages from new/ to their queues."""
@@ -61,14 +65,19 @@ class Mover:
             return
         root = self._store.root
         stamp = os.fstat(root.new).st_mtime_ns
-        if stamp == self._stamp and not self._has_unfinished:
+        if stamp == self._stamp and not self._has_unfinished and time.monotonic() < self._retry_at:
             return
         # A change in the same tick as this listing would not show.
         self._stamp = stamp if time.time_ns() - stamp > _TICK_NS else -1
         self._has_unfinished = False
+        self._retry_at = math.inf
+        refused: set[str] = set()
         for name in os.listdir(root.new):
             parts = split_name(name)
-            if parts is None:
+            if parts is None or parts[0] in refused:
+                continue
+            if not self._can_use(parts[0]):
+                refused.add(parts[0])
                 continue
             try:
                 finished = is_finished(name, root.new)
@@ -82,6 +91,21 @@ class Mover:
                 # The messages behind it must not wait for it.
                 self._store.get_or_create(parts[0]).blocked.add(f"new/{name}", error)
                 self._has_unfinished = True
+
+    def _can_use(self, queue: str) -> bool:
+        """Return whether the queue of a message can be opened. If not, calls for this queue raise the reason.
+
+        Raises:
+            OSError: No queue can be opened.
+        """
+        try:
+            self._store.get_or_create(queue)
+        except OSError as error:
+            if error.errno in STORE_WIDE:
+                raise
+            self._retry_at = time.monotonic() + _RESCAN
+            return False
+        return True
 
     def _move(self, name: str, queue: str, message_id: str) -> None:
         open_queue = self._store.get_or_create(queue)
@@ -156,8 +180,14 @@ class Trash:
     def _is_stored(self, name: str) -> bool:
         """Return whether the message of a lease state is stored. Foreign programs delete only the message."""
         parts = split_name(name)
-        open_queue = None if parts is None else self._store.get(parts[0])
-        return parts is not None and open_queue is not None and self._store.is_stored(open_queue, parts[1])
+        if parts is None:
+            return False
+        try:
+            open_queue = self._store.get(parts[0])
+        except OSError:
+            # It is unknown, so the state is kept.
+            return True
+        return open_queue is not None and self._store.is_stored(open_queue, parts[1])
 
 
 def _is_unchanged_since(limit: float, name: str, directory: int) -> bool:
@@ -200,6 +230,8 @@ class DelayedMover:
         self._delay = delay
         # By name: the change time when first seen, and when that was. A file that came back has another change time.
         self._seen: dict[str, tuple[int, float]] = {}
+        # The queues that refused their messages in the last sweep, each with the reason. The messages stay.
+        self._refused: dict[str, str] = {}
 
     async def sweep(self) -> float:
         """Move due messages, and return the seconds until the next ones are due."""
@@ -209,16 +241,30 @@ class DelayedMover:
             del self._seen[name]
         now = time.monotonic()
         soonest = _RESCAN
+        refused: dict[str, str] = {}
         for name in names:
             parts = split_name(name)
             if parts is None:
                 continue
             rest = self._seconds_left(name, now)
-            if rest is not None and rest <= 0:
-                self._move(name, *parts)
+            if rest is not None and rest <= 0 and parts[0] not in refused:
+                try:
+                    self._move(name, *parts)
+                except OSError as error:
+                    if error.errno in STORE_WIDE:
+                        raise
+                    refused[parts[0]] = error.strerror or str(error)
             elif rest is not None:
                 soonest = min(soonest, rest)
+        self._report(refused)
         return soonest
+
+    def _report(self, refused: dict[str, str]) -> None:
+        """Log each queue that has begun to refuse its messages."""
+        for queue, reason in refused.items():
+            if queue not in self._refused:
+                log.warning(QUEUE_UNUSABLE, queue=queue, error=reason)
+        self._refused = refused
 
     def _seconds_left(self, name: str, now: float) -> float | None:
         """Return the seconds until a file is due. None: it is gone."""
@@ -238,11 +284,7 @@ class DelayedMover:
     def _move(self, name: str, queue: str, message_id: str) -> None:
         if not is_finished(name, self._source):
             return
-        try:
-            os.mkdir(queue, 0o700, dir_fd=self._destination)
-        except FileExistsError:
-            pass
-        target = open_directory(queue, self._destination)
+        target = make_directory(queue, self._destination)
         try:
             if try_rename(name, self._source, message_id, target):
                 self._seen.pop(name, None)

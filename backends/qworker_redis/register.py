@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from qworker.errors import QueueDamaged
+from qworker.names import is_queue_name
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.keys import REGISTER
 from qworker_redis.topology import queue_slot
@@ -32,7 +33,9 @@ class QueueRegister:
     async def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
         names = cast("list[bytes]", await self._pool.command(_SLOT, "SMEMBERS", REGISTER))
-        return sorted(name.decode() for name in names)
+        # Other programs can add names that no queue can have.
+        decoded = (name.decode(errors="replace") for name in names)
+        return sorted(name for name in decoded if is_queue_name(name))
 
     async def create(self, queue: str) -> None:
         """Create a queue, and add it to the register if it is not there."""

@@ -7,10 +7,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from qworker.kit.directory.queue_files import list_queue_names
 from qworker.kit.files import hide_directory, remove_whole_tree
 from qworker.kit.store_errors import store_errors
 from qworker.message import Query, QueueStats, Selection, State
-from qworker.names import check_queue, is_queue_name
+from qworker.names import check_queue
 from qworker_sq.browse import ahead_delayed, browse_ready, locate
 from qworker_sq.channel import Channel
 from qworker_sq.ledger import RowKind
@@ -24,7 +25,7 @@ def list_queues(store: SqStore) -> list[str]:
     if not store.open(create=False):
         return []
     with store_errors(f"list {store.path}"):
-        return sorted(name for name in os.listdir(store.root) if is_queue_name(name) and store.is_queue(name))
+        return list_queue_names(store.root, store.is_queue)
 
 
 async def delete(store: SqStore, queue: str) -> None:
@@ -35,9 +36,9 @@ async def delete(store: SqStore, queue: str) -> None:
     topic = store.topics.pop(queue, None)
     if topic is not None:
         await topic.finish()
-    if not store.is_queue(queue):
-        return
     with store_errors(f"delete the queue {queue}"):
+        if not store.is_queue(queue):
+            return
         hidden = hide_directory(queue, store.root)
         if hidden is not None:
             await asyncio.get_running_loop().run_in_executor(store.pool, remove_whole_tree, hidden, store.root)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
+from qworker.kit.directory.queue_files import list_queue_names
 from qworker.kit.files import has_entry, hide_directory, make_empty, remove_whole_tree, try_unlink
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
-from qworker.names import check_queue, is_queue_name
+from qworker.names import check_queue
 from qworker_vsqs.browse import ListedMessage, file_name, list_states
 from qworker_vsqs.names import Unit, parse
 from qworker_vsqs.queue_dir import MessageInfo, QueueDirectory
@@ -23,7 +24,7 @@ def list_queues(store: VsqsStore) -> list[str]:
     if not store.open(create=False):
         return []
     with store_errors(f"list {store.path}"):
-        return sorted(name for name in os.listdir(store.root) if is_queue_name(name) and store.is_queue(name))
+        return list_queue_names(store.root, store.is_queue)
 
 
 async def delete(store: VsqsStore, name: str) -> None:
@@ -34,9 +35,9 @@ async def delete(store: VsqsStore, name: str) -> None:
     queue = store.queues.pop(name, None)
     if queue is not None:
         queue.close()
-    if not store.is_queue(name):
-        return
     with store_errors(f"delete the queue {name}"):
+        if not store.is_queue(name):
+            return
         hidden = hide_directory(name, store.root)
         if hidden is not None:
             await run_in_thread(BlockingCall.DELETE, remove_whole_tree, hidden, store.root)

@@ -10,8 +10,6 @@ import asyncio
 import hmac
 from collections.abc import Sequence
 
-import structlog
-
 from qworker.asgi.interface import (
     ASGIApp,
     BodyTooLarge,
@@ -28,20 +26,20 @@ from qworker.asgi.interface import (
     segments,
 )
 from qworker.backend import Backend
-from qworker.errors import BackendError, InvalidName, QueueNotFound, QworkerError
+from qworker.errors import InvalidName, QueueNotFound, QworkerError
 from qworker.message import Draft, Lease, Selection, SettleAction
 from qworker.names import check_id, is_queue_name
 from qworker.server.batcher import Batcher
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
 from qworker.server.idempotency import Idempotency
+from qworker.server.reaper import ServerReaper
 
 __all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "create_app"]
 
 # Seconds.
 LONGEST_WAIT = 60.0
 LONGEST_VISIBILITY = 7 * 86400.0
-_REAP_EVERY = 1.0
 
 _CONTENT = [(b"content-type", b"application/octet-stream"), (b"x-content-type-options", b"nosniff")]
 _LOCAL = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
@@ -62,8 +60,6 @@ _FOREIGN_HOST: _Refusal = (
     [_TEXT],
     b"without QWORKER_HTTP_TOKEN the host must be localhost, 127.0.0.1 or [::1]: set it at the server, and send it\n",
 )
-
-log = structlog.get_logger()
 
 
 class MqApp:
@@ -246,7 +242,7 @@ class MqApp:
         """Open the backend, and start the reaper."""
         await self.backend.open()
         if self._reaps and self._reaper is None:
-            self._reaper = asyncio.create_task(self._reap())
+            self._reaper = asyncio.create_task(ServerReaper(self.backend, self.leases).run())
 
     async def stop(self) -> None:
         """Finish running calls. Clients keep their leases."""
@@ -256,16 +252,6 @@ class MqApp:
             self._reaper = None
         for batches in (self._posts, self._gets, self._removals):
             await batches.aclose()
-
-    async def _reap(self) -> None:
-        while True:
-            try:
-                for queue in await self.backend.queues():
-                    await self.backend.reap(queue)
-            except BackendError as error:
-                log.warning("reap_failed", error=str(error))
-            self.leases.prune()
-            await asyncio.sleep(_REAP_EVERY)
 
 
 def create_app(

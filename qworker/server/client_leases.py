@@ -7,6 +7,7 @@ restart it asks the backend for the lease again. Such a lease ends only when it 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from functools import partial
 
 from qworker.asgi.interface import Receive, wait_for_disconnect
@@ -35,6 +36,8 @@ class ClientLeases:
         self._backend = backend
         self._clock = clock
         self._held: dict[tuple[str, str], Lease] = {}
+        # The number of calls of `take` that run now, by queue.
+        self._taking: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -44,10 +47,16 @@ class ClientLeases:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         left = timeout
-        while not (leases := await self._backend.lease(queue, limit, visibility, left)) and left > 0:
-            # `lease` can return early without a message.
-            await asyncio.sleep(0.001)
-            left = max(0.0, deadline - loop.time())
+        self._taking[queue] += 1
+        try:
+            while not (leases := await self._backend.lease(queue, limit, visibility, left)) and left > 0:
+                # `lease` can return early without a message.
+                await asyncio.sleep(0.001)
+                left = max(0.0, deadline - loop.time())
+        finally:
+            self._taking[queue] -= 1
+            if not self._taking[queue]:
+                del self._taking[queue]
         for lease in leases:
             self._held[lease.message.queue, lease.message.id] = lease
         return leases
@@ -106,6 +115,10 @@ class ClientLeases:
         await self._backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases])
         for lease in leases:
             self.forget(lease.message.queue, lease.message.id)
+
+    def queues_in_use(self) -> set[str]:
+        """Return the queues from which clients lease or hold messages."""
+        return {*(queue for queue, _ in self._held), *self._taking}
 
     def forget(self, queue: str, message_id: str) -> None:
         """Drop a lease that has ended."""

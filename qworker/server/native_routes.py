@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,7 +20,8 @@ from starlette.routing import Route
 from qworker import __version__
 from qworker.asgi.interface import BodyTooLarge, Disconnected, get_number, read_body, wait_for_disconnect
 from qworker.backend import Backend
-from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
+from qworker.backend.each_queue import count_queues
+from qworker.errors import InvalidName, QworkerError, UsageError
 from qworker.kit.parts import PAGE_BYTES
 from qworker.kit.task_groups import run_until
 from qworker.message import Draft, Query, Selection, Settlement, State, StoredMessage
@@ -46,6 +48,8 @@ __all__ = ["NativeRoutes", "make_native_routes"]
 
 T = TypeVar("T")
 
+# The reason that clients get for a queue that cannot be used.
+_PROBLEM = "the server cannot use this queue: see its log"
 # The size limit of a batch, in bodies of the maximum size.
 _BATCH = 16
 _MOST = 1000
@@ -124,14 +128,9 @@ class NativeRoutes:
 
     async def all_stats(self, _request: Request) -> Response:
         """Return the counts of every queue."""
-        counted: list[Any] = []
-        for queue in await self._backend.queues():
-            try:
-                counted.append(await self._backend.stats(queue))
-            except QueueNotFound:
-                # The queue was deleted after it was listed.
-                continue
-        return _json(counted)
+        counted = await count_queues(self._backend, await self._backend.queues())
+        # A reason can contain paths and addresses of the store. The log of the server has it.
+        return _json([replace(one, problem=one.problem and _PROBLEM) for one in counted])
 
     # -- single leases -----------------------------------------------------------------------------------------------
 

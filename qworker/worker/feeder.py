@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from qworker.errors import QueueNotFound
+from qworker.errors import UNUSABLE, QueueNotFound
 from qworker.message import Lease
 from qworker.worker.outage import BACKEND_ERRORS
 from qworker.worker.state import WorkerState
@@ -82,6 +82,8 @@ class Feeder:
                 if not self._failing:
                     self._outage.record_success()
             except BACKEND_ERRORS as error:
+                # A wait for many queues does not say which one has failed. A lease from each finds it.
+                self._more = True
                 await self._pause(self._outage.record_failure(error))
 
     async def _fill(self) -> bool:
@@ -175,8 +177,8 @@ class Feeder:
         for queue in tuple(self._queues):
             try:
                 stats = await self._backend.stats(queue)
-            except QueueNotFound:
-                # The queue was deleted while the worker ran.
+            except (QueueNotFound, *UNUSABLE):
+                # The queue was deleted while the worker ran, or cannot be used until an operator has acted.
                 continue
             if stats.leased or (stats.ready and not stats.paused):
                 return False

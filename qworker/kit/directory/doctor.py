@@ -11,9 +11,10 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from qworker.kit.directory.blocked import BlockedFile, BlockedRecords
-from qworker.kit.directory.queue_files import is_queue
+from qworker.kit.directory.queue_files import is_queue, list_queue_names
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import link_file, make_fifo
@@ -61,19 +62,19 @@ async def find_blocked(path: str | os.PathLike[str]) -> list[Check]:
         return []
     except OSError as error:
         return [_broken("blocked messages", error, f"use {os.fspath(path)}")]
+    found: list[tuple[str, BlockedFile]] = []
+    unknown: list[Check] = []
     try:
-        found: list[tuple[str, BlockedFile]] = []
-        for queue in sorted(name for name in os.listdir(root) if is_queue(root, name)):
-            base = open_directory(queue, root)
+        for queue in list_queue_names(root, partial(is_queue, root)):
             try:
-                found += [(queue, file) for file in await BlockedRecords(base).read()]
-            finally:
-                os.close(base)
+                found += [(queue, file) for file in await _read_blocked(root, queue)]
+            except OSError as error:
+                unknown.append(_broken("blocked messages", error, f"read the queue {queue!r}"))
     except OSError as error:
         return [_broken("blocked messages", error, f"read {os.fspath(path)}")]
     finally:
         os.close(root)
-    return [
+    return unknown + [
         Check(
             "blocked message",
             CheckStatus.WARN,
@@ -82,6 +83,14 @@ async def find_blocked(path: str | os.PathLike[str]) -> list[Check]:
         )
         for queue, file in found
     ] or [Check("blocked messages", CheckStatus.OK, "none")]
+
+
+async def _read_blocked(root: int, queue: str) -> list[BlockedFile]:
+    base = open_directory(queue, root)
+    try:
+        return await BlockedRecords(base).read()
+    finally:
+        os.close(base)
 
 
 def _run_checks(root: str, attempts: list[tuple[str, Attempt]], shared: bool | None) -> list[Check]:

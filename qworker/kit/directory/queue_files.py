@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from qworker.kit.files import find_identity
+from qworker.names import is_queue_name
 
-__all__ = ["QueueFiles", "has_part", "is_queue"]
+__all__ = ["QueueFiles", "has_part", "is_directory", "is_queue", "list_queue_names"]
 
 
 class QueueFiles:
@@ -105,3 +106,35 @@ def has_part(root: int, path: str, part: str, is_kind: Callable[[int], bool]) ->
     except (FileNotFoundError, NotADirectoryError):
         return False
     return stat.S_ISDIR(base.st_mode) and is_kind(found.st_mode)
+
+
+def list_queue_names(root: int, has_queue: Callable[[str], bool]) -> list[str]:
+    """Return the names of the queues in a directory, sorted.
+
+    A directory into which this user cannot look is one of them. Calls for this queue raise the reason, and the others
+    can be used.
+
+    Args:
+        root: The descriptor of the directory.
+        has_queue: Returns whether a name is that of a queue.
+
+    Raises:
+        OSError: The directory itself cannot be read.
+    """
+    return sorted(name for name in os.listdir(root) if is_queue_name(name) and _may_be_queue(root, name, has_queue))
+
+
+def _may_be_queue(root: int, name: str, has_queue: Callable[[str], bool]) -> bool:
+    try:
+        return has_queue(name)
+    except OSError:
+        # If the cause is the root, the next call raises its error.
+        return is_directory(root, name)
+
+
+def is_directory(root: int, name: str) -> bool:
+    """Return whether a name is that of a directory, and not of a link to one."""
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False

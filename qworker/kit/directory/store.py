@@ -15,12 +15,12 @@ from qworker import log_events as events
 from qworker.clock import Clock
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.place import Place
+from qworker.kit.directory.queue_files import list_queue_names
 from qworker.kit.directory.root import most_leases, open_root, warn_of_limit
 from qworker.kit.directory.waiter import Waiter
 from qworker.kit.file_system import FileSystem
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Inotify
-from qworker.names import is_queue_name
 
 __all__ = ["CLOSE_AFTER", "DirectoryStore", "log_replaced"]
 
@@ -132,7 +132,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
 
     def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        return sorted(name for name in os.listdir(self.root) if is_queue_name(name) and self._has_queue(name))
+        return list_queue_names(self.root, self._has_queue)
 
     @abc.abstractmethod
     def _has_queue(self, name: str) -> bool:
