@@ -78,7 +78,7 @@ class MqApp:
         self._posts = Batcher(self._post_batch)
         self._gets = Batcher(self._get_batch)
         self._removals = Batcher(self._remove_batch)
-        self._idempotency = Idempotency(self._publish_as)
+        self._idempotency = Idempotency(backend)
         self._additions: ASGIApp | None = None
         self._reaps = reaps
         self._reaper: asyncio.Task[None] | None = None
@@ -158,6 +158,7 @@ class MqApp:
             await respond(send, 201)
         elif method == "DELETE":
             await self.backend.delete(queue)
+            self._idempotency.forget(queue)
             await respond(send, 200)
         else:
             await respond(send, 200 if queue in await self.backend.queues() else 404)
@@ -173,9 +174,6 @@ class MqApp:
 
     async def _post_batch(self, queue: str, drafts: Sequence[Draft]) -> Sequence[str]:
         return await self.backend.publish(queue, drafts)
-
-    async def _publish_as(self, queue: str, body: bytes, message_id: str | None) -> str:
-        return (await self.backend.publish(queue, [Draft(body=body, id=message_id)]))[0]
 
     async def _get(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
         given = get_query(scope)
