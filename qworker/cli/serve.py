@@ -11,7 +11,7 @@ import structlog
 
 from qworker import logs
 from qworker.backend.registry import open_backend
-from qworker.cli.options import URLCommand, duration_type, positive_number
+from qworker.cli.options import URLCommand, duration_type, positive_number, size_type
 from qworker.errors import InvalidURL, UsageError
 from qworker.extras import not_installed
 from qworker.supervisor.event_loop import loop_factory
@@ -40,6 +40,13 @@ log = structlog.get_logger()
     "--max-body-size", metavar="BYTES", type=int, default=1 << 20, show_default=True, help="Maximum size of a message."
 )
 @click.option(
+    "--memory",
+    type=size_type(least=1 << 20),
+    default="128MiB",
+    show_default=True,
+    help="Memory for the bodies of all running requests. Further requests wait, then get status 503.",
+)
+@click.option(
     "--max-connections",
     metavar="N",
     type=int,
@@ -48,7 +55,13 @@ log = structlog.get_logger()
     help="Maximum number of connections. Further connections are closed immediately.",
 )
 def command(
-    url: str, host: str, port: int, visibility_timeout: float, max_body_size: int, max_connections: int
+    url: str,
+    host: str,
+    port: int,
+    visibility_timeout: float,
+    max_body_size: int,
+    memory: int,
+    max_connections: int,
 ) -> None:
     r"""Serve the queues of a backend over HTTP, as an mq server does.
 
@@ -82,7 +95,13 @@ def command(
             raise InvalidURL(
                 f"{backend.describe()}: queues exist only in the process that created them: use file: or redis:"
             )
-        app = create_app(backend, token=token, body_limit=max_body_size, visibility_timeout=visibility_timeout)
+        app = create_app(
+            backend,
+            token=token,
+            body_limit=max_body_size,
+            visibility_timeout=visibility_timeout,
+            memory=memory,
+        )
         listener = bind(host, port)
         address, bound = listener.getsockname()[:2]
         if backend.remote_leases is None:

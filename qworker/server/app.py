@@ -21,19 +21,20 @@ from qworker.asgi.interface import (
     get_header,
     get_number,
     get_query,
-    read_body,
     respond,
     segments,
 )
 from qworker.backend import Backend
 from qworker.errors import InvalidName, QueueNotFound, QworkerError
-from qworker.message import Draft, Lease, Selection, SettleAction
+from qworker.message import Draft, Selection, SettleAction
 from qworker.names import check_id, is_queue_name
 from qworker.server.batcher import Batcher
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
 from qworker.server.idempotency import Idempotency
+from qworker.server.memory import DEFAULT_MEMORY, IncomingBody, MemoryBudget, respond_in_parts
 from qworker.server.reaper import ServerReaper
+from qworker.server.schemas import LeaseGrant
 
 __all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "create_app"]
 
@@ -66,17 +67,26 @@ class MqApp:
     """The ASGI application of the server. See `create_app`."""
 
     def __init__(
-        self, backend: Backend, *, token: str | None, body_limit: int, visibility: float, additions: bool, reaps: bool
+        self,
+        backend: Backend,
+        *,
+        token: str | None,
+        body_limit: int,
+        visibility: float,
+        memory: int,
+        additions: bool,
+        reaps: bool,
     ) -> None:
         self.backend = backend
-        self.leases = ClientLeases(backend)
+        self.memory = MemoryBudget(memory)
         if backend.max_body is not None:
             body_limit = min(body_limit, backend.max_body)
         self.body_limit = body_limit
+        self.leases = ClientLeases(backend, self.memory, body_limit)
         self.visibility = visibility
         self._token = None if token is None else b"Bearer " + token.encode()
         self._posts = Batcher(self._post_batch)
-        self._gets = Batcher(self._get_batch)
+        self._gets = Batcher(self._get_batch, self.memory.batch(256, body_limit))
         self._removals = Batcher(self._remove_batch)
         self._idempotency = Idempotency(backend)
         self._additions: ASGIApp | None = None
@@ -85,7 +95,9 @@ class MqApp:
         if additions:
             from qworker.server.native_routes import make_native_routes
 
-            self._additions = make_native_routes(backend, self.leases, body_limit=body_limit, lease_time=visibility)
+            self._additions = make_native_routes(
+                backend, self.leases, self.memory, body_limit=body_limit, lease_time=visibility
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
@@ -164,12 +176,12 @@ class MqApp:
             await respond(send, 200 if queue in await self.backend.queues() else 404)
 
     async def _post(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self.body_limit)
         key = get_header(scope, b"idempotency-key")
-        if key is None:
-            message_id = await self._posts.add(queue, Draft(body=body))
-        else:
-            message_id = await self._idempotency.publish(queue, key, body)
+        async with IncomingBody(self.memory, scope, receive, self.body_limit) as body:
+            if key is None:
+                message_id = await self._posts.add(queue, Draft(body=body))
+            else:
+                message_id = await self._idempotency.publish(queue, key, body)
         await respond(send, 201, [(b"x-message-id", message_id.encode())])
 
     async def _post_batch(self, queue: str, drafts: Sequence[Draft]) -> Sequence[str]:
@@ -181,30 +193,39 @@ class MqApp:
         visibility = get_number(given, "visibility_timeout", self.visibility, least=0.1, most=LONGEST_VISIBILITY)
         if wait:
             polled = await self.leases.take_unless_disconnected(receive, queue, 1, visibility, wait)
-            lease = polled[0] if polled else None
+            grant = polled[0] if polled else None
         else:
-            lease = await self._gets.add(queue, visibility)
-        if lease is None:
+            grant = await self._gets.add(queue, visibility)
+        if grant is None:
             await respond(send, 204)
             return
-        message = lease.message
+        message = grant.message
         headers = [
             (b"x-message-id", message.id.encode()),
             *_CONTENT,
-            (b"x-lease-token", b"%d" % lease.token),
-            (b"x-lease-expires", b"%.3f" % lease.expires_at),
+            (b"x-lease-token", b"%d" % grant.token),
+            (b"x-lease-expires", b"%.3f" % grant.expires_at),
             (b"x-message-tries", b"%d" % message.tries),
         ]
-        await respond(send, 200, headers, message.body)
+        self.memory.charge(len(message.body))
+        try:
+            await respond_in_parts(send, headers, message.body)
+        finally:
+            self.memory.release(len(message.body))
 
-    async def _get_batch(self, queue: str, visibilities: Sequence[float]) -> Sequence[Lease | None]:
-        results: list[Lease | None] = [None] * len(visibilities)
-        # Usually all requests have the same visibility timeout.
-        for visibility in dict.fromkeys(visibilities):
-            places = [place for place, wanted in enumerate(visibilities) if wanted == visibility]
-            leases = await self.leases.take(queue, len(places), visibility)
-            for place, lease in zip(places, leases, strict=False):
-                results[place] = lease
+    async def _get_batch(self, queue: str, visibilities: Sequence[float]) -> Sequence[LeaseGrant | None]:
+        results: list[LeaseGrant | None] = [None] * len(visibilities)
+        # The sizes are not known before the lease.
+        reserved = await self.memory.reserve(len(visibilities) * self.body_limit)
+        try:
+            # Usually all requests have the same visibility timeout.
+            for visibility in dict.fromkeys(visibilities):
+                places = [place for place, wanted in enumerate(visibilities) if wanted == visibility]
+                grants = await self.leases.take(queue, len(places), visibility)
+                for place, grant in zip(places, grants, strict=False):
+                    results[place] = grant
+        finally:
+            self.memory.release(reserved)
         return results
 
     async def _delete_message(self, queue: str, message_id: str, scope: Scope, send: Send) -> None:
@@ -258,6 +279,7 @@ def create_app(
     token: str | None = None,
     body_limit: int = 1 << 20,
     visibility_timeout: float = 30.0,
+    memory: int = DEFAULT_MEMORY,
     additions: bool = True,
     reaps: bool = True,
 ) -> MqApp:
@@ -271,9 +293,16 @@ def create_app(
             with this machine as their host are answered.
         body_limit: Maximum size of a message in bytes. The backend's `max_body` also counts.
         visibility_timeout: Lease length of a fetched message in seconds, unless its request has another one.
+        memory: Bytes of memory for the bodies of all requests and responses that run. Further requests wait.
         additions: Whether to serve the additions under `/-/`.
         reaps: Whether the server reaps expired leases and due messages. False: a worker on the same store does.
     """
     return MqApp(
-        backend, token=token, body_limit=body_limit, visibility=visibility_timeout, additions=additions, reaps=reaps
+        backend,
+        token=token,
+        body_limit=body_limit,
+        visibility=visibility_timeout,
+        memory=memory,
+        additions=additions,
+        reaps=reaps,
     )

@@ -10,6 +10,9 @@ import asyncio
 from collections import Counter
 from functools import partial
 
+import anyio
+from msgspec.structs import replace
+
 from qworker.asgi.interface import Receive, wait_for_disconnect
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -17,6 +20,8 @@ from qworker.errors import NotSupported
 from qworker.kit.task_groups import run_until
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Lease, SettleAction, Settlement
+from qworker.server.memory import MemoryBudget
+from qworker.server.schemas import LeaseGrant
 
 __all__ = ["ClientLeases", "parse_token"]
 
@@ -29,11 +34,15 @@ class ClientLeases:
 
     Args:
         backend: The backend of the leases.
+        memory: The memory of bodies.
+        body_limit: Maximum bytes of a message's body.
         clock: The clock that decides when old leases are dropped.
     """
 
-    def __init__(self, backend: Backend, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, backend: Backend, memory: MemoryBudget, body_limit: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._backend = backend
+        self._memory = memory
+        self._body_limit = body_limit
         self._clock = clock
         self._held: dict[tuple[str, str], Lease] = {}
         # The number of calls of `take` that run now, by queue.
@@ -42,28 +51,58 @@ class ClientLeases:
     def __len__(self) -> int:
         return len(self._held)
 
-    async def take(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
-        """Lease messages and keep the leases. Wait up to `timeout` seconds for the first message."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        left = timeout
+    async def take(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[LeaseGrant]:
+        """Lease messages, and keep the leases without the bodies.
+
+        Fewer messages are leased if the bodies are large.
+
+        Args:
+            queue: Name of the queue.
+            limit: Maximum number of messages.
+            visibility: Length of the leases in seconds.
+            timeout: Seconds to wait for the first message.
+        """
         self._taking[queue] += 1
+        taken: list[Lease] = []
         try:
-            while not (leases := await self._backend.lease(queue, limit, visibility, left)) and left > 0:
-                # `lease` can return early without a message.
-                await asyncio.sleep(0.001)
-                left = max(0.0, deadline - loop.time())
+            # Their sizes are not known.
+            wanted = self._memory.batch(limit, self._body_limit)
+            while taken_now := await self._lease(queue, wanted, visibility, 0.0 if taken else timeout):
+                taken += taken_now
+                if len(taken_now) < wanted or (wanted := self._wanted(limit, taken)) <= 0:
+                    break
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in taken])
+            raise
         finally:
             self._taking[queue] -= 1
             if not self._taking[queue]:
                 del self._taking[queue]
-        for lease in leases:
-            self._held[lease.message.queue, lease.message.id] = lease
+        grants = [LeaseGrant(lease.message, lease.token, lease.expires_at) for lease in taken]
+        for lease in taken:
+            self._held[lease.message.queue, lease.message.id] = _without_body(lease)
+        return grants
+
+    def _wanted(self, limit: int, taken: list[Lease]) -> int:
+        """Return how many more messages to lease. They are expected to be as large as the largest one so far."""
+        sizes = [len(lease.message.body) for lease in taken]
+        room = (self._memory.total // 4 - sum(sizes)) // max(1, *sizes)
+        return min(limit - len(taken), room)
+
+    async def _lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        left = timeout
+        while not (leases := await self._backend.lease(queue, limit, visibility, left)) and left > 0:
+            # `lease` can return early without a message.
+            await asyncio.sleep(0.001)
+            left = max(0.0, deadline - loop.time())
         return leases
 
     async def take_unless_disconnected(
         self, receive: Receive, queue: str, limit: int, visibility: float, timeout: float
-    ) -> list[Lease]:
+    ) -> list[LeaseGrant]:
         """Take messages as `take` does. If the client disconnects meanwhile, release them and return none."""
         taking = self.take(queue, limit, visibility, timeout)
         return await run_until(partial(wait_for_disconnect, receive), taking, self.release) or []
@@ -74,7 +113,8 @@ class ClientLeases:
         if lease is not None and lease.token == token:
             return lease
         remote = self._backend.remote_leases
-        return None if remote is None else await remote.find(queue, message_id, token)
+        found = None if remote is None else await remote.find(queue, message_id, token)
+        return None if found is None else _without_body(found)
 
     async def extend(self, queue: str, message_id: str, token: int, visibility: float) -> Lease | None:
         """Extend a lease and return it, or None if it is lost."""
@@ -110,11 +150,13 @@ class ClientLeases:
         self.forget(queue, message_id)
         return not refused
 
-    async def release(self, leases: list[Lease]) -> None:
+    async def release(self, grants: list[LeaseGrant]) -> None:
         """Release leases that no client has received."""
+        places = [(grant.message.queue, grant.message.id) for grant in grants]
+        leases = [self._held[place] for place in places if place in self._held]
         await self._backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases])
-        for lease in leases:
-            self.forget(lease.message.queue, lease.message.id)
+        for place in places:
+            self.forget(*place)
 
     def queues_in_use(self) -> set[str]:
         """Return the queues from which clients lease or hold messages."""
@@ -129,6 +171,13 @@ class ClientLeases:
         limit = self._clock.time() - _GRACE
         for place in [place for place, lease in self._held.items() if lease.expires_at < limit]:
             del self._held[place]
+
+
+def _without_body(lease: Lease) -> Lease:
+    """Drop the body of a lease. A backend whose leases are nothing but their message may need it to settle."""
+    if type(lease) is not Lease:
+        lease.message = replace(lease.message, body=b"")
+    return lease
 
 
 def parse_token(text: bytes | None) -> int | None:
