@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from qworker.errors import QueueDamaged
+from qworker.errors import PermissionDenied, QueueDamaged, StorageFull
 from qworker.names import is_queue_name
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.keys import REGISTER
@@ -45,9 +45,12 @@ class QueueRegister:
             # `qworker doctor` finds it in the register.
             await self._add(queue)
             raise
-        # A full store refuses writes, and a worker that only consumes must be able to start there.
-        if queue not in await self.names():
+        try:
             await self._add(queue)
+        except (StorageFull, PermissionDenied):
+            # A full store refuses writes, and a worker that only consumes must be able to start there.
+            if queue not in await self.names():
+                raise
 
     async def on_stored(self, queue: str, new: bool) -> None:
         """Add a queue in which messages were stored if it is new, or not known to be in the register."""

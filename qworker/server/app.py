@@ -26,7 +26,7 @@ from qworker.asgi.interface import (
 )
 from qworker.backend import Backend
 from qworker.errors import InvalidName, QueueNotFound, QworkerError
-from qworker.message import Draft, Selection, SettleAction
+from qworker.message import Draft, Selection, SettleAction, State
 from qworker.names import check_id, is_queue_name
 from qworker.server.batcher import Batcher
 from qworker.server.client_leases import ClientLeases, parse_token
@@ -173,7 +173,9 @@ class MqApp:
             self._idempotency.forget(queue)
             await respond(send, 200)
         else:
-            await respond(send, 200 if queue in await self.backend.queues() else 404)
+            # A missing queue is an error, which becomes status 404. The names of all queues could be many.
+            await self.backend.parts(queue, State.READY, 1)
+            await respond(send, 200)
 
     async def _post(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
         key = get_header(scope, b"idempotency-key")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from qworker.kit.files import find_identity
 from qworker.names import is_queue_name
@@ -23,9 +24,11 @@ class QueueFiles:
     Attributes:
         parts: The attributes that hold the descriptors of its directories; -1 while one is not open.
         max_body: The largest body in bytes that is read. None: any size.
+        users: The number of calls that use the descriptors now. They must stay open.
+        used_at: Monotonic seconds at the end of the last such call.
     """
 
-    __slots__ = ("base", "done", "fail", "max_body", "name", "queue", "tmp")
+    __slots__ = ("base", "done", "fail", "max_body", "name", "queue", "tmp", "used_at", "users")
 
     parts: ClassVar[tuple[str, ...]] = ("tmp", "queue", "done", "fail", "base")
 
@@ -34,6 +37,18 @@ class QueueFiles:
         self.tmp = self.queue = self.done = self.fail = -1
         self.base = base
         self.max_body: int | None = None
+        self.users = 0
+        self.used_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Keep the descriptors open until the end of the block."""
+        self.users += 1
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Let the descriptors be closed, unless other calls use them."""
+        self.users -= 1
+        self.used_at = time.monotonic()
 
     @property
     def exists(self) -> bool:
