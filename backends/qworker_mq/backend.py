@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
+from qworker.kit.directory.in_use import QueuesInUse
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
@@ -81,6 +83,8 @@ class MqBackend(Backend):
         self.remote_leases = RemoteMqLeases(self._open_store) if remote_leases else None
         self._doing = f"use {self._path}"
         self._store: Store | None = None
+        # An open queue has three descriptors.
+        self._in_use = QueuesInUse(3)
         self._running: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -96,7 +100,7 @@ class MqBackend(Backend):
     def _open_store(self) -> Store:
         if self._store is None:
             remote = self.remote_leases is not None
-            store = self._store = Store(self._path, self._clock, self._options, has_remote_holders=remote)
+            store = self._store = Store(self._path, self._clock, self._options, self._in_use, has_remote_holders=remote)
             self._mover, self._trash = Mover(store), Trash(store)
             self._reaper = StoreReaper(store, self._mover, self._trash)
             self._publisher = Publisher(store)
@@ -133,6 +137,13 @@ class MqBackend(Backend):
         """`disk`. `process` with `sync=off`, and on a file system without a journal or barriers."""
         return durability_at(os.fspath(self._path), sync=self._options.sync)
 
+    @contextmanager
+    def _using(self, *queues: str) -> Generator[None]:
+        """Keep queues open until the end of the block, and raise each `OSError` as a `BackendError`."""
+        doing = f"use the queue {queues[0]!r} in {self._path}" if len(queues) == 1 else self._doing
+        with store_errors(doing), self._in_use.using(*queues):
+            yield
+
     async def _shield(self, work: Coroutine[Any, Any, T]) -> T:
         """Run to the end an operation that a cancellation must not interrupt."""
         task = asyncio.ensure_future(work)
@@ -146,7 +157,7 @@ class MqBackend(Backend):
         """Store messages."""
         refuse_unsupported("mq", self.deviations, drafts, takes_id=is_uuid)
         check_bodies(drafts, self.max_body)
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             self._open_store()
             return await self._shield(self._publisher.publish(queue, drafts))
 
@@ -155,7 +166,7 @@ class MqBackend(Backend):
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lease messages."""
         await wait_for_ready(self, queue, limit, timeout)
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             store = self._open_store()
             self._mover.sweep()
             return await lease_messages(store, self._reaper, check_queue(queue), limit, visibility)
@@ -163,6 +174,7 @@ class MqBackend(Backend):
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a wake-up from this process or the directories, or until a message is due."""
         with store_errors(self._doing):
+            # A wait uses its queues one after another.
             store = self._open_store()
             await wait_for_work(store, self._mover, self._reaper, queues, timeout)
 
@@ -176,13 +188,13 @@ class MqBackend(Backend):
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""
-        with store_errors(self._doing):
+        with self._using(*{settlement.lease.message.queue for settlement in settlements}):
             store = self._open_store()
             return await self._shield(settle_messages(store, self._trash, settlements))
 
     async def reap(self, queue: str) -> int:
         """Return expired and due messages, and do the daemons' work."""
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             self._open_store()
             return self._reaper.reap(check_queue(queue))
 
@@ -199,7 +211,7 @@ class MqBackend(Backend):
 
     async def create(self, queue: str) -> None:
         """Create a queue."""
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             store = self._open_store()
             store.get_or_create(queue)
             check_writable(store.root.tmp)
@@ -207,7 +219,7 @@ class MqBackend(Backend):
 
     async def delete(self, queue: str) -> None:
         """Delete a queue."""
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             check_queue(queue)
             if not self._is_missing():
                 self._open_store()
@@ -215,20 +227,20 @@ class MqBackend(Backend):
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue."""
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             self._open_existing(queue)
             stats = await self._admin.stats(queue)
         return msgspec.structs.replace(stats, retention=self.history.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause a queue."""
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             self._open_existing(queue)
             await self._admin.pause(queue)
 
     async def resume(self, queue: str) -> None:
         """Resume a queue."""
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             self._open_existing(queue)
             await self._admin.resume(queue)
 
@@ -236,33 +248,33 @@ class MqBackend(Backend):
 
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages in a state."""
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             self._open_existing(queue)
             async for page in self._browser.browse(queue, query):
                 yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide the messages by their ids."""
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             self._open_existing(queue).require(queue)
         return make_shares(count)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Find messages by their ids."""
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             self._open_existing(queue)
             return await self._browser.find(queue, ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
         selection.require_failed()
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             self._open_existing(queue)
             return await self._shield(self._admin.requeue(queue, selection))
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
-        with store_errors(f"use the queue {queue!r} in {self._path}"):
+        with self._using(queue):
             self._open_existing(queue)
             return await self._shield(self._admin.remove(queue, selection))
 

@@ -87,19 +87,29 @@ class SqBackend(Backend):
         for draft in drafts:
             if draft.id is not None:
                 check_id(draft.id)
-        return await self._store.publish(queue, drafts) if drafts else []
+        with self._store.in_use.using(queue):
+            return await self._store.publish(queue, drafts) if drafts else []
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lease messages, if this process owns the channel or can own it."""
         await wait_for_ready(self, queue, limit, timeout)
+        if self._store.in_use.is_full(queue, self._store.topics):
+            # The leases of this instance keep too many queues open.
+            return []
+        with self._store.in_use.using(queue):
+            return await self._claim(queue, limit, visibility)
+
+    async def _claim(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         channel = await self._store.get_channel(queue)
         if channel is None:
             return []
         with store_errors(f"lease from {queue}"):
             async with channel.section():
-                return claim(channel, limit, visibility)
+                leases = claim(channel, limit, visibility)
+        self._store.topics[queue].leases.update(leases)
+        return leases
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a publish, a release, the death of the owner, or the moment at which a message becomes due."""
@@ -120,15 +130,17 @@ class SqBackend(Backend):
         """End leases and return the refused settlements."""
 
         async def settle_in(queue: str, some: Sequence[Settlement]) -> list[Settlement]:
-            channel = await self._store.get_channel(queue)
-            return list(some) if channel is None else await settle_in_channel(channel, some)
+            with self._store.in_use.using(queue):
+                channel = await self._store.get_channel(queue)
+                return list(some) if channel is None else await settle_in_channel(channel, some)
 
         return await settle_by_queue(settlements, settle_in)
 
     async def reap(self, queue: str) -> int:
         """Make expired and due messages ready."""
-        channel = await self._store.get_channel(queue)
-        return 0 if channel is None else await reap_channel(channel)
+        with self._store.in_use.using(queue):
+            channel = await self._store.get_channel(queue)
+            return 0 if channel is None else await reap_channel(channel)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -138,7 +150,8 @@ class SqBackend(Backend):
 
     async def create(self, queue: str) -> None:
         """Create a topic, and our channel of it."""
-        await self._store.get_or_create(check_queue(queue))
+        with self._store.in_use.using(queue):
+            await self._store.get_or_create(check_queue(queue))
 
     async def delete(self, queue: str) -> None:
         """Delete a topic with all of its channels."""
@@ -146,38 +159,47 @@ class SqBackend(Backend):
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages. The log ahead is read once, in slices. Later counts read only new records."""
-        return await admin.count_messages(self._store, queue, self.history.retention)
+        with self._store.in_use.using(queue):
+            return await admin.count_messages(self._store, queue, self.history.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause our channel."""
-        await admin.set_paused(self._store, queue, True)
+        with self._store.in_use.using(queue):
+            await admin.set_paused(self._store, queue, True)
 
     async def resume(self, queue: str) -> None:
         """Resume our channel."""
-        await admin.set_paused(self._store, queue, False)
+        with self._store.in_use.using(queue):
+            await admin.set_paused(self._store, queue, False)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages of a state, page by page. The channel is not held between two pages."""
-        return browse.browse(self._store, queue, query)
+        with self._store.in_use.using(queue):
+            async for page in browse.browse(self._store, queue, query):
+                yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide the log into ranges. The records that were handed out are one more part."""
-        async with self._store.channel_section(queue) as channel:
-            return divide(channel, state, count)
+        with self._store.in_use.using(queue):
+            async with self._store.channel_section(queue) as channel:
+                return divide(channel, state, count)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Return messages by their ids."""
-        return await browse.find(self._store, queue, ids)
+        with self._store.in_use.using(queue):
+            return await browse.find(self._store, queue, ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again."""
-        return await admin.requeue(self._store, queue, selection)
+        with self._store.in_use.using(queue):
+            return await admin.requeue(self._store, queue, selection)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages for our channel; other channels keep theirs."""
-        return await admin.remove(self._store, queue, selection)
+        with self._store.in_use.using(queue):
+            return await admin.remove(self._store, queue, selection)
 
     # -- what the contract does not have (qworker/backend/offers.py) ---------------------------------------------------
 
@@ -187,7 +209,8 @@ class SqBackend(Backend):
         Raises:
             QueueNotFound: The topic does not exist.
         """
-        await admin.delete_channel(self._store, queue)
+        with self._store.in_use.using(queue):
+            await admin.delete_channel(self._store, queue)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

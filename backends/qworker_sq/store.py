@@ -12,9 +12,11 @@ import stat
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from weakref import WeakSet
 
 from qworker.clock import Clock
 from qworker.errors import InvalidName
+from qworker.kit.directory.in_use import QueuesInUse
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.inotify import Watcher
 from qworker.kit.opening import open_directory
@@ -28,6 +30,9 @@ from qworker_sq.topic import Topic
 
 __all__ = ["OpenTopic", "SqStore"]
 
+# The descriptors of an open topic.
+_DESCRIPTORS = 14
+
 
 class OpenTopic:
     """An open topic with its publisher and our channel of it, if the channel exists."""
@@ -35,6 +40,8 @@ class OpenTopic:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.channel: Channel | None = None
+        # The leases of this instance, which it can extend while the topic is open.
+        self.leases: WeakSet[object] = WeakSet()
         self.publisher = TopicPublisher(topic, self._is_stored)
 
     def _is_stored(self, place: int) -> bool:
@@ -60,6 +67,7 @@ class SqStore:
 
     Attributes:
         topics: The topics that were opened, by name. Another process may have deleted one.
+        in_use: The topics that calls use now.
         changed: Set when something has changed in a topic.
         pool: The threads for syncs and deletions. None: the store is not open.
     """
@@ -71,6 +79,7 @@ class SqStore:
         self.clock = clock
         self.root = -1
         self.topics: dict[str, OpenTopic] = {}
+        self.in_use = QueuesInUse(_DESCRIPTORS)
         self.changed = asyncio.Event()
         self.pool: ThreadPoolExecutor | None = None
         self._opening = asyncio.Lock()
@@ -159,10 +168,16 @@ class SqStore:
                     return None
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o700, dir_fd=self.root)
+            await self._close_oldest()
             topic = await self._open_topic(name)
         if topic.channel is None:
             await self._join(topic, create)
         return topic
+
+    async def _close_oldest(self) -> None:
+        """Make room for another topic. Other processes may lease from those that are closed."""
+        for name in self.in_use.to_close(self.topics, lambda name: bool(self.topics[name].leases)):
+            await self.topics.pop(name).finish()
 
     async def _open_topic(self, name: str) -> OpenTopic:
         assert self.pool is not None

@@ -87,9 +87,8 @@ class VsqsBackend(Backend):
         check_bodies(drafts, self.max_body)
         if not drafts:
             return []
-        directory = self._store.get_or_create(queue)
-        with store_errors(f"publish to {queue}"):
-            ids = await self._publisher.publish(directory, drafts)
+        with self._store.in_use.using(queue), store_errors(f"publish to {queue}"):
+            ids = await self._publisher.publish(self._store.get_or_create(queue), drafts)
         self._store.wake()
         return ids
 
@@ -98,12 +97,20 @@ class VsqsBackend(Backend):
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lease the oldest ready messages."""
         await wait_for_ready(self, queue, limit, timeout)
+        if self._store.in_use.is_full(queue, self._store.queues):
+            # The leases of this instance keep too many queues open.
+            return []
+        with self._store.in_use.using(queue), store_errors(f"lease from {queue}"):
+            return await self._claim(queue, limit, visibility)
+
+    async def _claim(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         directory = self._store.get(queue)
         if directory is None or directory.is_paused():
             return []
-        with store_errors(f"lease from {queue}"):
-            await reap_expired(self._store, directory)
-            return self._leases.claim(directory, limit, visibility, self._clock.time())
+        await reap_expired(self._store, directory)
+        leases = self._leases.claim(directory, limit, visibility, self._clock.time())
+        directory.leases.update(leases)
+        return leases
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a message, for the end of a lease, or for a delay to be over."""
@@ -124,18 +131,20 @@ class VsqsBackend(Backend):
         """End leases and return the refused settlements."""
 
         async def settle_in(queue: str, some: Sequence[Settlement]) -> list[Settlement]:
-            directory = self._store.get(queue)
-            return list(some) if directory is None else await settle_in_queue(self._store, directory, some)
+            with self._store.in_use.using(queue):
+                directory = self._store.get(queue)
+                return list(some) if directory is None else await settle_in_queue(self._store, directory, some)
 
         return await settle_by_queue(settlements, settle_in)
 
     async def reap(self, queue: str) -> int:
         """Make expired messages ready with tries + 1, and due messages with the same tries."""
-        directory = self._store.get(queue)
-        if directory is None:
-            return 0
-        with store_errors(f"reap {queue}"):
-            count = await reap_expired(self._store, directory)
+        with self._store.in_use.using(queue):
+            directory = self._store.get(queue)
+            if directory is None:
+                return 0
+            with store_errors(f"reap {queue}"):
+                count = await reap_expired(self._store, directory)
         if count:
             self._store.wake()
         return count
@@ -152,25 +161,31 @@ class VsqsBackend(Backend):
 
     async def delete(self, queue: str) -> None:
         """Delete the directory of a queue."""
-        await admin.delete(self._store, queue)
+        with self._store.in_use.using(queue):
+            await admin.delete(self._store, queue)
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue by listing it."""
-        return await admin.count_messages(self._store, queue, self.history.retention)
+        with self._store.in_use.using(queue):
+            return await admin.count_messages(self._store, queue, self.history.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause a queue for qworker's workers. The protocol has no pause that other programs would obey."""
-        await admin.pause(self._store, queue)
+        with self._store.in_use.using(queue):
+            await admin.pause(self._store, queue)
 
     async def resume(self, queue: str) -> None:
         """Resume a queue."""
-        await admin.resume(self._store, queue)
+        with self._store.in_use.using(queue):
+            await admin.resume(self._store, queue)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages of a state, page by page."""
-        return browse.browse(self._store, queue, query)
+        with self._store.in_use.using(queue):
+            async for page in browse.browse(self._store, queue, query):
+                yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide the messages by their ids."""
@@ -179,15 +194,18 @@ class VsqsBackend(Backend):
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Return messages by their ids."""
-        return await browse.find(self._store, queue, ids)
+        with self._store.in_use.using(queue):
+            return await browse.find(self._store, queue, ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again."""
-        return await admin.requeue(self._store, queue, selection)
+        with self._store.in_use.using(queue):
+            return await admin.requeue(self._store, queue, selection)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
-        return await admin.remove(self._store, queue, selection)
+        with self._store.in_use.using(queue):
+            return await admin.remove(self._store, queue, selection)
 
     # -- what the contract does not have (qworker/backend/offers.py) ---------------------------------------------------
 

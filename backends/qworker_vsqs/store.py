@@ -10,6 +10,7 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import InvalidName
+from qworker.kit.directory.in_use import QueuesInUse
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import files_at_once, raise_file_limit
@@ -25,6 +26,8 @@ __all__ = ["VsqsStore"]
 
 # Seconds between two checks without an event: a network file system reports no changes by other hosts.
 _POLL_INTERVAL = 0.05
+# The descriptors of an open queue.
+_DESCRIPTORS = 5
 
 
 class VsqsStore:
@@ -33,6 +36,7 @@ class VsqsStore:
     Attributes:
         queues: The queues that were opened, by name. Another process may have deleted one.
         group_commit: Syncs what was written. None: nothing is synced.
+        in_use: The queues that calls use now.
         batch: How many messages one publish may have open at once.
     """
 
@@ -43,6 +47,7 @@ class VsqsStore:
         self.clock = clock
         self.root = -1
         self.queues: dict[str, QueueDirectory] = {}
+        self.in_use = QueuesInUse(_DESCRIPTORS)
         self.group_commit: GroupCommit | None = None
         self.batch = 1
         self._system: FileSystem
@@ -108,9 +113,15 @@ class VsqsStore:
                 if not create:
                     return None
                 self._create(name)
+            self._close_oldest()
             queue = self.queues[name] = QueueDirectory(self.root, name, self.clock)
         self._watch(queue)
         return queue
+
+    def _close_oldest(self) -> None:
+        """Make room for another queue."""
+        for name in self.in_use.to_close(self.queues, lambda name: self.queues[name].is_needed):
+            self.queues.pop(name).close()
 
     def get_or_create(self, name: str) -> QueueDirectory:
         """Return a queue, which is created if it does not exist."""
