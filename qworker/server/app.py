@@ -173,9 +173,15 @@ class MqApp:
             self._idempotency.forget(queue)
             await respond(send, 200)
         else:
-            # A missing queue is an error, which becomes status 404. The names of all queues could be many.
+            await respond(send, 200 if await self._exists(queue) else 404)
+
+    async def _exists(self, queue: str) -> bool:
+        # The names of all queues could be many.
+        try:
             await self.backend.parts(queue, State.READY, 1)
-            await respond(send, 200)
+        except QueueNotFound:
+            return False
+        return True
 
     async def _post(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
         key = get_header(scope, b"idempotency-key")
