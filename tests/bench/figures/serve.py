@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 @contextmanager
-def _serving(url: str, *options: str) -> Iterator[_Server]:
+def _serving(url: str, *options: str) -> Generator[_Server]:
     command = [sys.executable, "-m", "qworker", "serve", url, "--port", "0", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
