@@ -30,6 +30,7 @@ QworkerError
 from __future__ import annotations
 
 __all__ = [
+    "UNUSABLE",
     "AppImportError",
     "BackendError",
     "BackendUnavailable",
@@ -167,6 +168,10 @@ class FormatTooNew(BackendError):
 
 class PermissionDenied(BackendError):
     """The store refuses this user, or cannot hold queues. A later attempt fails too."""
+
+
+# A queue cannot be used until an operator has acted, and other queues can be.
+UNUSABLE = (QueueDamaged, FormatTooNew, PermissionDenied)
 
 
 class LeaseLost(QworkerError):

@@ -34,6 +34,7 @@ __all__ = [
     "OBSERVER_FAILED",
     "OUTCOME",
     "QUEUE",
+    "QUEUE_UNUSABLE",
     "REMOVAL_FAILED",
     "SETTLEMENT_ABANDONED",
     "SETTLEMENT_DELAYED",
@@ -93,6 +94,8 @@ CONCURRENCY_LIMITED = "concurrency_limited"
 BACKEND_UNAVAILABLE = "backend_unavailable"
 BACKEND_RECOVERED = "backend_recovered"
 OBSERVER_FAILED = "observer_failed"
+# Level warning. One queue cannot be used, and the others can. Fields: queue, error.
+QUEUE_UNUSABLE = "queue_unusable"
 
 # Level warning. The directory of a store or of a queue was removed or replaced. The one with its path is used, which is
 # created if it does not exist. Field: directory.

@@ -386,6 +386,8 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
         blocked: Number of messages that cannot be leased, because their files cannot be opened, read or moved, or
             are larger than `max_body`. They are counted in their states too. Only directory queues have any.
         retention: How long finished messages are kept, as text by state. Empty if they are never removed.
+        problem: Why the queue cannot be used, such as a missing permission. Its counts are 0 then. None: it can be
+            used.
     """
 
     queue: str
@@ -398,3 +400,4 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     blocked: int = 0
     retention: Mapping[str, str] = {}
+    problem: str | None = None

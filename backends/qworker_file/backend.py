@@ -156,7 +156,8 @@ class FileBackend(Backend):
         """Make expired and due messages ready, and prune finished messages."""
         store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
-            opened = store.get(check_existing_queue(queue))
+            store.close_unused()
+            opened = None if store.has_nothing_to_reap(check_existing_queue(queue)) else store.get(queue)
             return 0 if opened is None else await store.reap(opened)
 
     # -- queues --------------------------------------------------------------------------------------------------------
@@ -181,27 +182,29 @@ class FileBackend(Backend):
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue."""
-        with store_errors(f"count {queue!r}"):
-            return await self._browser(queue).count(self._options.retention)
+        with store_errors(f"count {queue!r}"), (browser := self._browser(queue)).files:
+            return await browser.count(self._options.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause a queue."""
         with store_errors(f"pause {queue!r}"):
             opened = self._stores.require_queue(queue)
-            await admin.pause(self._stores.open(), opened)
+            with opened.files:
+                await admin.pause(self._stores.open(), opened)
 
     async def resume(self, queue: str) -> None:
         """Resume a queue."""
         with store_errors(f"resume {queue!r}"):
             opened = self._stores.require_queue(queue)
-            await admin.resume(self._stores.open(), opened)
+            with opened.files:
+                await admin.resume(self._stores.open(), opened)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield messages."""
-        with store_errors(f"browse {queue!r}"):
-            async for page in self._browser(queue).browse(query):
+        with store_errors(f"browse {queue!r}"), (browser := self._browser(queue)).files:
+            async for page in browser.browse(query):
                 yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
@@ -212,20 +215,18 @@ class FileBackend(Backend):
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Find messages by their ids."""
-        with store_errors(f"read {queue!r}"):
-            return await self._browser(queue).find(ids)
+        with store_errors(f"read {queue!r}"), (browser := self._browser(queue)).files:
+            return await browser.find(ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
         selection.require_failed()
-        with store_errors(f"requeue in {queue!r}"):
-            browser = self._browser(queue)
+        with store_errors(f"requeue in {queue!r}"), (browser := self._browser(queue)).files:
             return await admin.requeue(self._stores.open(), browser, selection)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Remove messages."""
-        with store_errors(f"remove from {queue!r}"):
-            browser = self._browser(queue)
+        with store_errors(f"remove from {queue!r}"), (browser := self._browser(queue)).files:
             return await admin.remove(self._stores.open(), browser, selection)
 
     def _browser(self, queue: str) -> FileBrowser:
@@ -240,13 +241,13 @@ class FileBackend(Backend):
 
     async def held_until(self, queue: str, message_id: str) -> float | None:
         """Return the end of the hold of an id."""
-        with store_errors(f"read {queue!r}"):
-            return await held_until(self._stores.require_queue(queue).files, message_id, self._clock.time())
+        with store_errors(f"read {queue!r}"), self._stores.require_queue(queue).files as files:
+            return await held_until(files, message_id, self._clock.time())
 
     async def heads(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Yield finished messages without opening their files."""
-        with store_errors(f"browse {queue!r}"):
-            async for page in self._browser(queue).heads(state, part):
+        with store_errors(f"browse {queue!r}"), (browser := self._browser(queue)).files:
+            async for page in browser.heads(state, part):
                 yield page
 
     async def heads_version(self, queue: str, state: State) -> str | None:
@@ -257,8 +258,8 @@ class FileBackend(Backend):
 
     async def read_finished(self, queue: str, found: Sequence[FinishedMessage]) -> AsyncIterator[list[StoredMessage]]:
         """Yield those messages that are unchanged."""
-        with store_errors(f"read {queue!r}"):
-            async for page in self._browser(queue).read_unchanged(found):
+        with store_errors(f"read {queue!r}"), (browser := self._browser(queue)).files:
+            async for page in browser.read_unchanged(found):
                 yield page
 
     def describe_file_system(self) -> str:

@@ -98,22 +98,23 @@ class FileBulkWriter(BulkWriter):
         with store_errors(f"stage messages for {self.queue!r}"):
             store = self._stores.open()
             files = store.get_or_create(self.queue).files
-            directory = self._folder().make_run(run)
-            checked = check_batches(batches, store.options.max_body)
-            try:
-                name = f"{partition}.{attempt}"
-                flusher = BackgroundSync(store.root) if store.options.sync else None
+            with files:
+                directory = self._folder().make_run(run)
+                checked = check_batches(batches, store.options.max_body)
                 try:
-                    count, size = write_partition(
-                        directory, name, checked, mode=files.item_mode, clock=store.clock, flusher=flusher
-                    )
-                    if flusher is not None:
-                        await run_in_thread(BlockingCall.STAGE, flusher.finish)
-                except BaseException:
-                    remove_tree(name, directory)
-                    raise
-            finally:
-                os.close(directory)
+                    name = f"{partition}.{attempt}"
+                    flusher = BackgroundSync(store.root) if store.options.sync else None
+                    try:
+                        count, size = write_partition(
+                            directory, name, checked, mode=files.item_mode, clock=store.clock, flusher=flusher
+                        )
+                        if flusher is not None:
+                            await run_in_thread(BlockingCall.STAGE, flusher.finish)
+                    except BaseException:
+                        remove_tree(name, directory)
+                        raise
+                finally:
+                    os.close(directory)
         return StagedPartition(run=run, partition=partition, attempt=attempt, count=count, size=size)
 
     async def discard(self, run: str) -> None:
@@ -141,27 +142,28 @@ class FileBulkWriter(BulkWriter):
         with store_errors(f"publish the load {self.name}"):
             store, folder = self._stores.open(), self._folder()
             opened = store.get_or_create(self.queue)
-            names = _Names(self.name, manifest, store)
-            for number, partition in enumerate(manifest.partitions):
-                await _publish_partition(
-                    folder, partition, _StagedFilePublisher(store, opened, names.make_names(number))
+            with opened.files:
+                names = _Names(self.name, manifest, store)
+                for number, partition in enumerate(manifest.partitions):
+                    await _publish_partition(
+                        folder, partition, _StagedFilePublisher(store, opened, names.make_names(number))
+                    )
+                try:
+                    await store.commit({opened.files.queue, opened.files.delay})
+                except OSError as error:
+                    raise PublishUncertain(
+                        f"the disk could not store the file names of the load {self.name}: run the load again"
+                    ) from error
+                published = LoadDone(
+                    name=self.name,
+                    step=manifest.step,
+                    rows=manifest.rows,
+                    rejected=manifest.rejected,
+                    at=store.clock.time(),
                 )
-            try:
-                await store.commit({opened.files.queue, opened.files.delay})
-            except OSError as error:
-                raise PublishUncertain(
-                    f"the disk could not store the file names of the load {self.name}: run the load again"
-                ) from error
-            published = LoadDone(
-                name=self.name,
-                step=manifest.step,
-                rows=manifest.rows,
-                rejected=manifest.rejected,
-                at=store.clock.time(),
-            )
-            # The mark is written only now: after it, no process searches for the rest of this step.
-            folder.mark(published)
-            folder.clean(manifest)
+                # The mark is written only now: after it, no process searches for the rest of this step.
+                folder.mark(published)
+                folder.clean(manifest)
         return published
 
     async def forget(self) -> None:

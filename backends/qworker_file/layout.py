@@ -7,8 +7,9 @@ import os
 import secrets
 import stat
 from typing import ClassVar
+from weakref import WeakSet
 
-from qworker.errors import BackendError, FormatTooNew
+from qworker.errors import FormatTooNew, QueueDamaged
 from qworker.kit.directory.queue_files import QueueFiles, has_part, is_queue
 from qworker.kit.files import change_mode, has_entry, make_fifo, read_file, remove_whole_tree, write_all
 from qworker.kit.opening import create_file, open_directory, open_entry
@@ -26,7 +27,7 @@ _FORMAT_FILE = "format"
 class QueueDir(QueueFiles):
     """The open directories of one queue."""
 
-    __slots__ = ("delay", "item_mode", "lease", "names", "trigger", "workers")
+    __slots__ = ("delay", "found", "item_mode", "lease", "names", "trigger", "workers")
 
     parts: ClassVar[tuple[str, ...]] = (*_PARTS, "base", "trigger")
 
@@ -36,6 +37,8 @@ class QueueDir(QueueFiles):
         # Opened for reading and writing, so that a write is kept until it is read, and does not fail if there is no
         # reader.
         self.trigger = -1
+        # Leases that were found again by their tokens.
+        self.found: WeakSet[object] = WeakSet()
         # Users that can enter the directory can read its items.
         self.item_mode = 0o660 if os.fstat(base).st_mode & stat.S_IWGRP else 0o600
 
@@ -201,7 +204,7 @@ def _check_format(opened: QueueDir) -> None:
         return
     version = text.rpartition(b" ")[2].strip()
     if not text.startswith(b"qworker directory ") or not version.isdigit():
-        raise BackendError(
+        raise QueueDamaged(
             f"the file `format` of the queue {opened.name!r} is damaged: write `qworker directory 1` to it"
         )
     if int(version) > FORMAT:

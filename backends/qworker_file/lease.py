@@ -36,7 +36,7 @@ __all__ = ["ExpiryClock", "FileLease", "claim", "extend", "make_lease", "read_la
 _QUIETLY = os.O_RDONLY | os.O_NOATIME
 
 
-class FileLease(Lease, kw_only=True, eq=False):
+class FileLease(Lease, kw_only=True, eq=False, weakref=True):
     """A claimed file."""
 
     files: QueueDir

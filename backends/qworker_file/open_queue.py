@@ -23,7 +23,7 @@ from qworker_file.lease_end import release
 from qworker_file.lease_length import CLOCK_STEP
 from qworker_file.names import LAST_DUE_MS, delay_name, is_delay_name, is_due_time, parse_delay
 from qworker_file.read_ahead import ReadAhead
-from qworker_file.reap import QueueReaper
+from qworker_file.reap import ObservedLease, QueueReaper
 
 __all__ = ["OpenQueue"]
 
@@ -410,6 +410,20 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 await self._delayed.list()
         self._take_due()
         return len(returned)
+
+    @property
+    def observed(self) -> dict[str, ObservedLease]:
+        """The leases of other processes, by their names in lease/, as the reaper has observed them."""
+        return self._reaper.observed
+
+    @observed.setter
+    def observed(self, observed: dict[str, ObservedLease]) -> None:
+        self._reaper.observed = observed
+
+    @property
+    def is_needed(self) -> bool:
+        """Also while leases exist that were found again, and that this instance extends or ends."""
+        return super().is_needed or bool(self.files.found)
 
     def count_due(self) -> int:
         """Return how many messages became due since the last call, as far as is known.

@@ -51,8 +51,9 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
         result = _Result([], [], [])
         plans = store.planner.plan(drafts, result.ids)
         try:
-            for start in range(0, len(plans), store.files_at_once):
-                await _store_batch(store, opened.files, plans[start : start + store.files_at_once], result)
+            with opened.files:
+                for start in range(0, len(plans), store.files_at_once):
+                    await _store_batch(store, opened.files, plans[start : start + store.files_at_once], result)
             break
         except FileNotFoundError:
             if opened.files.is_in_place(store.root):

@@ -30,7 +30,7 @@ from qworker_file.lease import FileLease
 from qworker_file.lease_length import ClockMarks, LeaseTimes, read_lease_times, shared_length
 from qworker_file.names import delay_name, parse_id, parse_item, parse_lease, with_tries
 
-__all__ = ["QueueReaper"]
+__all__ = ["ObservedLease", "QueueReaper"]
 
 _TURN = 0.002
 # Seconds between two clean-ups of tmp/ and of everything that is not urgent.
@@ -40,7 +40,7 @@ _CLEAN_UP_TMP = 600.0
 _STRAY = 36 * 3600.0
 
 
-class _ObservedLease(msgspec.Struct, gc=False):
+class ObservedLease(msgspec.Struct, gc=False):
     """A lease of another holder."""
 
     # Monotonic seconds when it was first seen, and how long it was then known to last.
@@ -69,7 +69,7 @@ class QueueReaper:
         self._local_disk = local_disk
         self._own = own
         self._holder = holder
-        self._seen: dict[str, _ObservedLease] = {}
+        self.observed: dict[str, ObservedLease] = {}
         self._records = BlockedRecords(files.base)
         self._blocked = BlockedFiles(files.name, "lease", clock, self._records)
         self._marks = ClockMarks(files.workers)
@@ -87,7 +87,7 @@ class QueueReaper:
         self._blocked.take_due()
         dead: dict[str, bool] = {}
         self._marks.begin_round({parsed[2] for name in names if (parsed := parse_lease(name)) is not None})
-        seen: dict[str, _ObservedLease] = {}
+        seen: dict[str, ObservedLease] = {}
         returned: list[str] = []
         turn_ends = time.perf_counter() + _TURN
         for name in names:
@@ -102,10 +102,10 @@ class QueueReaper:
                 if moved is not None:
                     returned.append(moved)
             if time.perf_counter() > turn_ends:
-                self._seen.update(seen)
+                self.observed.update(seen)
                 await asyncio.sleep(0)
                 turn_ends = time.perf_counter() + _TURN
-        self._seen = seen
+        self.observed = seen
         if now - self._cleaned_at >= _CLEAN_UP:
             self._cleaned_at = now
             await self._clean_up()
@@ -119,7 +119,7 @@ class QueueReaper:
         holder: str,
         *,
         dead: dict[str, bool],
-        seen: dict[str, _ObservedLease],
+        seen: dict[str, ObservedLease],
         now: float,
     ) -> bool:
         if holder == self._holder():
@@ -132,7 +132,7 @@ class QueueReaper:
                 dead[holder] = self._has_died(holder)
             if dead[holder]:
                 return True
-        known = self._seen.get(name)
+        known = self.observed.get(name)
         if known is None:
             known = self._observe(name, expiry, holder, now)
             if known is None:
@@ -150,19 +150,19 @@ class QueueReaper:
         """Return whether a holder is known to be dead. The leases of a detached one end by time alone."""
         return not holder.startswith(DETACHED) and has_died(self._files.workers, holder, local=self._local_disk)
 
-    def _observe(self, name: str, expiry: float, holder: str, now: float) -> _ObservedLease | None:
+    def _observe(self, name: str, expiry: float, holder: str, now: float) -> ObservedLease | None:
         """Return a lease that is seen for the first time, or None if it is gone."""
         times = read_lease_times(self._files.lease, name)
         if times is None:
             return None
         # The kernel's time of the rename can be compared only with the system's clock. With another clock this is the
         # remaining time.
-        known = _ObservedLease(now, expiry - (times.made_at if self._clock is SYSTEM_CLOCK else self._clock.time()))
+        known = ObservedLease(now, expiry - (times.made_at if self._clock is SYSTEM_CLOCK else self._clock.time()))
         if not self._local_disk and self._clock is SYSTEM_CLOCK:
             self._measure(known, times, expiry, holder)
         return known
 
-    def _measure(self, known: _ObservedLease, times: LeaseTimes, expiry: float, holder: str) -> None:
+    def _measure(self, known: ObservedLease, times: LeaseTimes, expiry: float, holder: str) -> None:
         """Set how long a lease on a shared file system lasts."""
         known.lasts, is_final = shared_length(expiry, times, self._marks.of(holder))
         known.times = None if is_final else times

@@ -41,9 +41,12 @@ class RemoteFileLeases:
             opened = store.get(check_existing_queue(queue))
             if opened is None:
                 return None
-            found = await _find_lease(opened.files, opened.own, message_id, token, self._clock)
-            if found is not None and found.is_unread:
-                await read_large_body(found)
+            with opened.files:
+                found = await _find_lease(opened.files, opened.own, message_id, token, self._clock)
+                if found is not None:
+                    opened.files.found.add(found)
+                    if found.is_unread:
+                        await read_large_body(found)
             if found is not None and not store.is_local:
                 # Its next extension is by the clock of this host, which this instance's own name shows.
                 opened.create_liveness()

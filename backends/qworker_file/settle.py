@@ -30,12 +30,18 @@ async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Se
     changed: set[int] = set()
     reasons: list[int] = []
     unstored = Unstored()
+    used = {settlement.lease.files for settlement in settlements if isinstance(settlement.lease, FileLease)}
+    for files in used:
+        files.users += 1
     try:
         # One batch runs after another: if two batches end the same leases, one of them ends all of these.
         async with store.settling:
             await _settle(store, settlements, refused, changed, reasons, unstored)
-        await store.commit(changed, reasons)
+        # A queue that was closed since an earlier attempt has no descriptors.
+        await store.commit({directory for directory in changed if directory >= 0}, reasons)
     finally:
+        for files in used:
+            files.users -= 1
         for fd in reasons:
             os.close(fd)
     unstored.raise_error(settlements, refused)

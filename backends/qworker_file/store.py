@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import ClassVar
 
 from qworker.clock import Clock
 from qworker.kit.directory.retention import prune
@@ -20,6 +21,7 @@ from qworker_file.names import reason_name
 from qworker_file.open_queue import OpenQueue
 from qworker_file.options import FileOptions
 from qworker_file.publish_plan import Planner
+from qworker_file.reap import ObservedLease
 from qworker_file.wait import Trigger
 
 __all__ = ["Store"]
@@ -53,8 +55,22 @@ class Store(DirectoryStore[OpenQueue]):
         self.expiries = ExpiryClock()
         # The triggers to which this store listens, by queue.
         self._triggers: dict[str, Trigger] = {}
+        # The leases of other processes that were observed in queues which are not open now.
+        self._observed: dict[str, dict[str, ObservedLease]] = {}
 
     # -- queues ------------------------------------------------------------------------------------------------------
+
+    descriptors: ClassVar[int] = 11
+
+    @property
+    def parts_of_ready(self) -> Sequence[str]:
+        """`queue` and `delay`."""
+        return "queue", "delay"
+
+    @property
+    def parts_to_reap(self) -> Sequence[str]:
+        """`lease`. Messages in `delay` are leased from there when they are due."""
+        return ("lease",)
 
     def _has_queue(self, name: str) -> bool:
         return has_queue(self.root, name)
@@ -65,7 +81,7 @@ class Store(DirectoryStore[OpenQueue]):
             return None
         files.max_body = self.options.max_body
         poll_interval = self.options.poll_interval
-        return OpenQueue(
+        queue = OpenQueue(
             files,
             self.clock,
             self.holder,
@@ -74,6 +90,14 @@ class Store(DirectoryStore[OpenQueue]):
             local_time=self.options.local_time,
             rescan=_RESCAN if poll_interval is None else poll_interval,
         )
+        queue.observed = self._observed.pop(name, {})
+        return queue
+
+    def _put_away(self, queue: OpenQueue) -> None:
+        if queue.observed:
+            # A lease expires when it has been observed for its whole length.
+            self._observed[queue.files.name] = queue.observed
+        super()._put_away(queue)
 
     def get_or_create(self, name: str) -> OpenQueue:
         """Return an open queue, which is created if it does not exist.
@@ -104,15 +128,18 @@ class Store(DirectoryStore[OpenQueue]):
         """
         queue = self._queues.get(name) if notified else None
         if queue is None:
-            notified, queue = False, self.get(check_existing_queue(name))
+            if self.has_nothing_to_lease(check_existing_queue(name)):
+                return []
+            notified, queue = False, self.get(name)
         if queue is None:
             return []
-        # This waits for earlier settlements, whose commit may still run: after a crash none of them is repeated with
-        # new leases.
-        await self.wait_for_settlements()
-        leases: Sequence[Lease] = await queue.lease(
-            min(limit, self.room()), visibility, self.expiries, notified=notified
-        )
+        with queue.files:
+            # This waits for earlier settlements, whose commit may still run: after a crash none of them is repeated
+            # with new leases.
+            await self.wait_for_settlements()
+            leases: Sequence[Lease] = await queue.lease(
+                min(limit, self.room()), visibility, self.expiries, notified=notified
+            )
         if len(leases) >= limit:
             self.release_triggers()
         return list(leases)
@@ -157,10 +184,15 @@ class Store(DirectoryStore[OpenQueue]):
         Raises:
             OSError: The store failed. Messages that were moved stay moved.
         """
-        due = queue.count_due()
-        returned = await queue.reap()
-        if queue.is_pruning_due():
-            await self._prune(queue)
+        # It is no use of the queue that keeps it open.
+        queue.files.users += 1
+        try:
+            due = queue.count_due()
+            returned = await queue.reap()
+            if queue.is_pruning_due():
+                await self._prune(queue)
+        finally:
+            queue.files.users -= 1
         if returned or due:
             self.notify(queue)
         return returned + due

@@ -132,8 +132,11 @@ class FsqBackend(Backend):
         await wait_for_ready(self, queue, limit, timeout)
         store = self._stores.open()
         with store_errors(f"lease from {queue!r}"):
-            opened = store.get(check_existing_queue(queue))
-            return [] if opened is None else list(await opened.lease(min(limit, store.room()), visibility))
+            opened = None if store.has_nothing_to_lease(check_existing_queue(queue)) else store.get(queue)
+            if opened is None:
+                return []
+            with opened.files:
+                return list(await opened.lease(min(limit, store.room()), visibility))
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for an enqueue, a pulled trigger, a due time, the end of a pause, or the end of a lock."""
@@ -156,7 +159,8 @@ class FsqBackend(Backend):
         """Make due items ready. If the holders are outside this process, also end the leases that have expired."""
         store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
-            opened = store.get(check_existing_queue(queue))
+            store.close_unused()
+            opened = None if store.has_nothing_to_reap(check_existing_queue(queue)) else store.get(queue)
             return 0 if opened is None else await reap(store, opened, expire=self._has_remote_holders)
 
     # -- queues --------------------------------------------------------------------------------------------------------
@@ -181,27 +185,29 @@ class FsqBackend(Backend):
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue."""
-        with store_errors(f"count {queue!r}"):
-            return await self._browser(queue).count({**self._options.retention, **self.history.retention})
+        with store_errors(f"count {queue!r}"), (browser := self._browser(queue)).files:
+            return await browser.count({**self._options.retention, **self.history.retention})
 
     async def pause(self, queue: str) -> None:
         """Pause a queue."""
         with store_errors(f"pause {queue!r}"):
             opened = self._stores.require_queue(queue)
-            await admin.pause(self._stores.open(), opened)
+            with opened.files:
+                await admin.pause(self._stores.open(), opened)
 
     async def resume(self, queue: str) -> None:
         """Resume a queue."""
         with store_errors(f"resume {queue!r}"):
             opened = self._stores.require_queue(queue)
-            await admin.resume(self._stores.open(), opened)
+            with opened.files:
+                await admin.resume(self._stores.open(), opened)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield messages."""
-        with store_errors(f"browse {queue!r}"):
-            async for page in self._browser(queue).browse(query):
+        with store_errors(f"browse {queue!r}"), (browser := self._browser(queue)).files:
+            async for page in browser.browse(query):
                 yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
@@ -212,20 +218,18 @@ class FsqBackend(Backend):
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Find messages by their ids."""
-        with store_errors(f"read {queue!r}"):
-            return await self._browser(queue).find(ids)
+        with store_errors(f"read {queue!r}"), (browser := self._browser(queue)).files:
+            return await browser.find(ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
         selection.require_failed()
-        with store_errors(f"requeue in {queue!r}"):
-            browser = self._browser(queue)
+        with store_errors(f"requeue in {queue!r}"), (browser := self._browser(queue)).files:
             return await admin.requeue(self._stores.open(), browser, selection)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Remove messages."""
-        with store_errors(f"remove from {queue!r}"):
-            browser = self._browser(queue)
+        with store_errors(f"remove from {queue!r}"), (browser := self._browser(queue)).files:
             return await admin.remove(self._stores.open(), browser, selection)
 
     def _browser(self, queue: str) -> FsqBrowser:
@@ -236,8 +240,8 @@ class FsqBackend(Backend):
 
     async def heads(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Yield finished messages without opening their files."""
-        with store_errors(f"browse {queue!r}"):
-            async for page in self._browser(queue).heads(state, part):
+        with store_errors(f"browse {queue!r}"), (browser := self._browser(queue)).files:
+            async for page in browser.heads(state, part):
                 yield page
 
     async def heads_version(self, queue: str, state: State) -> str | None:
@@ -248,8 +252,8 @@ class FsqBackend(Backend):
 
     async def read_finished(self, queue: str, found: Sequence[FinishedMessage]) -> AsyncIterator[list[StoredMessage]]:
         """Yield those messages that are unchanged."""
-        with store_errors(f"read {queue!r}"):
-            async for page in self._browser(queue).read_unchanged(found):
+        with store_errors(f"read {queue!r}"), (browser := self._browser(queue)).files:
+            async for page in browser.read_unchanged(found):
                 yield page
 
     def describe_file_system(self) -> str:

@@ -40,11 +40,12 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
         now = store.clock.time()
         every = plans = [store.planner.plan(draft, now) for draft in drafts]
         try:
-            if any(draft.original_id is not None for draft in drafts):
-                stored = await _names_stored(opened.files)
-                plans = [plan for plan in every if not _is_stored(plan, stored)]
-            for start in range(0, len(plans), store.files_at_once):
-                await _store_batch(store, opened.files, plans[start : start + store.files_at_once])
+            with opened.files:
+                if any(draft.original_id is not None for draft in drafts):
+                    stored = await _names_stored(opened.files)
+                    plans = [plan for plan in every if not _is_stored(plan, stored)]
+                for start in range(0, len(plans), store.files_at_once):
+                    await _store_batch(store, opened.files, plans[start : start + store.files_at_once])
             break
         except FileNotFoundError:
             if opened.files.is_in_place(store.root):

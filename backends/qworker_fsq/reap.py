@@ -32,7 +32,12 @@ async def reap(store: Store, queue: OpenQueue, *, expire: bool) -> int:
     if expire:
         count += _expire(queue, store.clock.monotonic())
     if queue.is_pruning_due():
-        await _prune(store, queue)
+        # It is no use of the queue that keeps it open.
+        queue.files.users += 1
+        try:
+            await _prune(store, queue)
+        finally:
+            queue.files.users -= 1
     if count:
         store.notify(queue)
     return count

@@ -24,6 +24,17 @@ async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Se
         SettledInPart: The others are stored.
         OSError: Some have ended. A repetition of the same settlements completes it.
     """
+    used = {settlement.lease.claimed.files for settlement in settlements if isinstance(settlement.lease, FsqLease)}
+    for files in used:
+        files.users += 1
+    try:
+        return await _settle(store, settlements)
+    finally:
+        for files in used:
+            files.users -= 1
+
+
+async def _settle(store: Store, settlements: Sequence[Settlement]) -> list[Settlement]:
     refused: list[Settlement] = []
     changed: set[int] = set()
     unstored = Unstored()
@@ -47,7 +58,8 @@ async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Se
             if time.perf_counter() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = time.perf_counter() + _TURN
-    await store.commit(changed)
+    # A queue that was closed since an earlier attempt has no descriptors.
+    await store.commit({directory for directory in changed if directory >= 0})
     unstored.raise_error(settlements, refused)
     return refused
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
+from typing import ClassVar
 
 from qworker.clock import Clock
 from qworker.errors import BackendError
@@ -12,7 +14,7 @@ from qworker.kit.directory.waiter import Waiter
 from qworker.kit.files import files_at_once
 from qworker.names import check_queue
 from qworker_fsq.environment import group_id, user_id
-from qworker_fsq.layout import QueueExists, add_missing_parts, has_queue, install, install_host, open_queue
+from qworker_fsq.layout import QueueExists, add_missing_parts, has_queue, install, install_host, open_queue, queue_path
 from qworker_fsq.open_queue import MOST_LINGERING, OpenQueue
 from qworker_fsq.options import FsqOptions
 from qworker_fsq.publish_plan import Planner
@@ -47,6 +49,19 @@ class Store(DirectoryStore[OpenQueue]):
         self._listening: set[int] = set()
 
     # -- queues ------------------------------------------------------------------------------------------------------
+
+    descriptors: ClassVar[int] = 6
+
+    @property
+    def parts_of_ready(self) -> Sequence[str]:
+        """The directory of the items."""
+        path, constants = queue_path("", self.options.host, self.options.constants), self.options.constants
+        return (f"{path}/{constants.queue}".lstrip("/"),)
+
+    @property
+    def parts_to_reap(self) -> Sequence[str]:
+        """None: the lock of an item ends with its process."""
+        return ()
 
     def _has_queue(self, name: str) -> bool:
         return has_queue(self.root, name, self.options.host, self.options.constants)

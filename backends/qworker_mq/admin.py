@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from qworker.errors import QueueNotFound
+from qworker.kit.directory.queue_files import is_directory, list_queue_names
 from qworker.kit.files import make_empty, remove_whole_tree
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
@@ -44,8 +45,7 @@ class Admin:
     async def queues(self) -> list[str]:
         """Return the names of the directories in queues/, sorted."""
         root = self._store.root.queues
-        names = [name async for name in iterate_names(root) if is_queue_name(name)]
-        return sorted(name for name in names if stat.S_ISDIR(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode))
+        return list_queue_names(root, partial(is_directory, root), is_name=is_queue_name)
 
     async def delete(self, queue: str) -> None:
         """Remove a queue's directories, then its messages elsewhere."""

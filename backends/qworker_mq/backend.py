@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
+from qworker.kit.directory.in_use import QueuesInUse
 from qworker.kit.directory.opener import Opener
 from qworker.kit.directory.publish import publish_error
 from qworker.kit.directory.queue_files import is_queue
@@ -78,6 +80,8 @@ class MqBackend(Backend):
         self.history = directory_history(url, self._path, default=False, clock=clock)
         self.remote_leases = RemoteMqLeases(lambda: self._roots.open().store) if remote_leases else None
         self._doing = f"use {self._path}"
+        # An open queue has three descriptors.
+        self._in_use = QueuesInUse(3)
         self._roots = Opener(self._path, lambda: self._open_root(has_remote_holders=remote_leases))
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -91,7 +95,7 @@ class MqBackend(Backend):
         self._roots.open()
 
     def _open_root(self, *, has_remote_holders: bool) -> OpenedRoot:
-        return OpenedRoot(self._path, self._clock, self._options, has_remote_holders=has_remote_holders)
+        return OpenedRoot(self._path, self._clock, self._options, self._in_use, has_remote_holders=has_remote_holders)
 
     def _open_existing(self, queue: str) -> OpenedRoot:
         """Open the directories to read or change a queue. A root that does not exist is not created."""
@@ -113,12 +117,23 @@ class MqBackend(Backend):
         """`disk`. `process` with `sync=off`, and on a file system without a journal or barriers."""
         return durability_at(os.fspath(self._path), sync=self._options.sync)
 
-    async def _shield(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to the end an operation that a cancellation must not interrupt."""
-        task = asyncio.ensure_future(work)
+    @contextmanager
+    def _using(self, *queues: str) -> Generator[None]:
+        """Keep queues open until the end of the block, and raise each `OSError` as a `BackendError`."""
+        doing = f"use the queue {queues[0]!r} in {self._path}" if len(queues) == 1 else self._doing
+        with store_errors(doing), self._in_use.using(*queues):
+            yield
+
+    async def _shield(self, work: Coroutine[Any, Any, T], *queues: str) -> T:
+        """Run to the end an operation that a cancellation must not interrupt. Its queues stay open so long."""
+        task = asyncio.ensure_future(self._run(work, queues))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
+
+    async def _run(self, work: Coroutine[Any, Any, T], queues: Sequence[str]) -> T:
+        with self._in_use.using(*queues):
+            return await work
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -126,9 +141,9 @@ class MqBackend(Backend):
         """Store messages."""
         refuse_unsupported("mq", self.deviations, drafts, takes_id=is_uuid)
         check_bodies(drafts, self.max_body)
-        with store_errors(self._doing):
+        with self._using(queue):
             try:
-                return await self._shield(self._roots.call(lambda root: root.publisher.publish(queue, drafts)))
+                return await self._shield(self._roots.call(lambda root: root.publisher.publish(queue, drafts)), queue)
             except FileNotFoundError as error:
                 raise publish_error(error) from error
 
@@ -137,7 +152,7 @@ class MqBackend(Backend):
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lease messages."""
         await wait_for_ready(self, queue, limit, timeout)
-        with store_errors(self._doing):
+        with self._using(queue):
             return await self._roots.call(lambda root: self._lease(root, check_queue(queue), limit, visibility))
 
     async def _lease(self, root: OpenedRoot, queue: str, limit: int, visibility: float) -> list[Lease]:
@@ -147,6 +162,7 @@ class MqBackend(Backend):
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a wake-up from this process or the directories, or until a message is due."""
         with store_errors(self._doing):
+            # A wait uses its queues one after another.
             root = self._roots.open()
             await wait_for_work(root.store, root.mover, root.reaper, queues, timeout)
 
@@ -160,13 +176,14 @@ class MqBackend(Backend):
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""
-        with store_errors(self._doing):
+        queues = {settlement.lease.message.queue for settlement in settlements}
+        with self._using(*queues):
             root = self._roots.open()
-            return await self._shield(settle_messages(root.store, root.trash, settlements))
+            return await self._shield(settle_messages(root.store, root.trash, settlements), *queues)
 
     async def reap(self, queue: str) -> int:
         """Return expired and due messages, and do the daemons' work."""
-        with store_errors(self._doing):
+        with self._using(queue):
             root = self._roots.open()
             count = root.reaper.reap(check_queue(queue))
             await root.store.clean_up_records(queue)
@@ -185,7 +202,7 @@ class MqBackend(Backend):
 
     async def create(self, queue: str) -> None:
         """Create a queue."""
-        with store_errors(self._doing):
+        with self._using(queue):
             store = self._roots.open().store
             store.get_or_create(queue)
             check_writable(store.root.tmp)
@@ -193,7 +210,7 @@ class MqBackend(Backend):
 
     async def delete(self, queue: str) -> None:
         """Delete a queue."""
-        with store_errors(self._doing):
+        with self._using(queue):
             check_queue(queue)
             root = self._roots.open_existing()
             if root is not None:
@@ -201,49 +218,49 @@ class MqBackend(Backend):
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue."""
-        with store_errors(self._doing):
+        with self._using(queue):
             stats = await self._open_existing(queue).admin.stats(queue)
         return msgspec.structs.replace(stats, retention=self.history.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause a queue."""
-        with store_errors(self._doing):
+        with self._using(queue):
             await self._open_existing(queue).admin.pause(queue)
 
     async def resume(self, queue: str) -> None:
         """Resume a queue."""
-        with store_errors(self._doing):
+        with self._using(queue):
             await self._open_existing(queue).admin.resume(queue)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages in a state."""
-        with store_errors(self._doing):
+        with self._using(queue):
             async for page in self._open_existing(queue).browser.browse(queue, query):
                 yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide the messages by their ids."""
-        with store_errors(self._doing):
+        with self._using(queue):
             self._open_existing(queue).store.require(queue)
         return make_shares(count)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Find messages by their ids."""
-        with store_errors(self._doing):
+        with self._using(queue):
             return await self._open_existing(queue).browser.find(queue, ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
         selection.require_failed()
-        with store_errors(self._doing):
-            return await self._shield(self._open_existing(queue).admin.requeue(queue, selection))
+        with self._using(queue):
+            return await self._shield(self._open_existing(queue).admin.requeue(queue, selection), queue)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
-        with store_errors(self._doing):
-            return await self._shield(self._open_existing(queue).admin.remove(queue, selection))
+        with self._using(queue):
+            return await self._shield(self._open_existing(queue).admin.remove(queue, selection), queue)
 
     # -- not in the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 

@@ -18,10 +18,11 @@ from qworker.errors import UsageError
 from qworker.kit.directory.closing import log_replaced
 from qworker.kit.directory.place import Place
 from qworker.kit.directory.retention import StuckFiles
-from qworker.kit.files import is_finished, list_names
+from qworker.kit.files import is_finished, list_names, make_directory
 from qworker.kit.inotify import Watcher
 from qworker.kit.opening import open_directory
-from qworker.kit.store_errors import store_errors
+from qworker.kit.store_errors import STORE_WIDE, store_errors
+from qworker.log_events import QUEUE_UNUSABLE
 from qworker_mq.layout import split_name, try_rename
 
 __all__ = ["DelayedMover", "FollowedDirectory", "TrashCleaner", "run_daemon"]
@@ -107,6 +108,8 @@ class DelayedMover:
         self._delay = delay
         # By name: the change time when first seen, and when that was. A file that came back has another change time.
         self._seen: dict[str, tuple[int, float]] = {}
+        # The queues that refused their messages in the last sweep, each with the reason. The messages stay.
+        self._refused: dict[str, str] = {}
 
     async def sweep(self) -> float:
         """Move due messages, and return the seconds until the next ones are due."""
@@ -116,16 +119,30 @@ class DelayedMover:
             del self._seen[name]
         now = time.monotonic()
         soonest = _RESCAN
+        refused: dict[str, str] = {}
         for name in names:
             parts = split_name(name)
             if parts is None:
                 continue
             rest = self._seconds_left(name, now)
-            if rest is not None and rest <= 0:
-                self._move(name, *parts)
+            if rest is not None and rest <= 0 and parts[0] not in refused:
+                try:
+                    self._move(name, *parts)
+                except OSError as error:
+                    if error.errno in STORE_WIDE or any(one.is_replaced(now=True) for one in self.directories):
+                        raise
+                    refused[parts[0]] = error.strerror or str(error)
             elif rest is not None:
                 soonest = min(soonest, rest)
+        self._report(refused)
         return soonest
+
+    def _report(self, refused: dict[str, str]) -> None:
+        """Log each queue that has begun to refuse its messages."""
+        for queue, reason in refused.items():
+            if queue not in self._refused:
+                log.warning(QUEUE_UNUSABLE, queue=queue, error=reason)
+        self._refused = refused
 
     def _seconds_left(self, name: str, now: float) -> float | None:
         """Return the seconds until a file is due. None: it is gone."""
@@ -145,11 +162,7 @@ class DelayedMover:
     def _move(self, name: str, queue: str, message_id: str) -> None:
         if not is_finished(name, self.directories[0].fd):
             return
-        try:
-            os.mkdir(queue, 0o700, dir_fd=self.directories[1].fd)
-        except FileExistsError:
-            pass
-        target = open_directory(queue, self.directories[1].fd)
+        target = make_directory(queue, self.directories[1].fd)
         try:
             if try_rename(name, self.directories[0].fd, message_id, target):
                 self._seen.pop(name, None)

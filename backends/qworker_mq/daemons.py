@@ -7,6 +7,7 @@ commands that do it for other servers.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 
@@ -14,12 +15,15 @@ from qworker.kit.directory.blocked import is_about_one_file
 from qworker.kit.directory.liveness import has_died
 from qworker.kit.directory.retention import StuckFiles
 from qworker.kit.files import is_finished
+from qworker.kit.store_errors import STORE_WIDE
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker_mq.layout import split_name, try_rename, try_unlink
 from qworker_mq.store import Store
 
 __all__ = ["Mover", "Trash"]
 
+# Seconds after which messages are tried again whose queue cannot be used.
+_RESCAN = 1.0
 # A change so shortly before a listing (ns) may have the same time as one after it.
 _TICK_NS = 50_000_000
 # Seconds after which an unfinished publish belongs to a dead process.
@@ -39,6 +43,8 @@ class Mover:
         self._store = store
         self._stamp = -1
         self._has_unfinished = False
+        # Monotonic seconds. Until then, messages whose queue cannot be used stay in new/.
+        self._retry_at = math.inf
 
     def sweep(self) -> None:
         """Move finished messages from new/ to their queues."""
@@ -46,14 +52,19 @@ class Mover:
             return
         root = self._store.root
         stamp = os.fstat(root.new).st_mtime_ns
-        if stamp == self._stamp and not self._has_unfinished:
+        if stamp == self._stamp and not self._has_unfinished and time.monotonic() < self._retry_at:
             return
         # A change in the same tick as this listing would not show.
         self._stamp = stamp if time.time_ns() - stamp > _TICK_NS else -1
         self._has_unfinished = False
+        self._retry_at = math.inf
+        refused: set[str] = set()
         for name in os.listdir(root.new):
             parts = split_name(name)
-            if parts is None:
+            if parts is None or parts[0] in refused:
+                continue
+            if not self._can_use(parts[0]):
+                refused.add(parts[0])
                 continue
             try:
                 finished = is_finished(name, root.new)
@@ -67,6 +78,21 @@ class Mover:
                 # The messages behind it must not wait for it.
                 self._store.get_or_create(parts[0]).blocked.add(f"new/{name}", error)
                 self._has_unfinished = True
+
+    def _can_use(self, queue: str) -> bool:
+        """Return whether the queue of a message can be opened. If not, calls for this queue raise the reason.
+
+        Raises:
+            OSError: No queue can be opened.
+        """
+        try:
+            self._store.get_or_create(queue)
+        except OSError as error:
+            if error.errno in STORE_WIDE:
+                raise
+            self._retry_at = time.monotonic() + _RESCAN
+            return False
+        return True
 
     def _move(self, name: str, queue: str, message_id: str) -> None:
         open_queue = self._store.get_or_create(queue)
@@ -155,8 +181,14 @@ class Trash:
     def _is_stored(self, name: str) -> bool:
         """Return whether the message of a lease state is stored. Foreign programs delete only the message."""
         parts = split_name(name)
-        open_queue = None if parts is None else self._store.get(parts[0])
-        return parts is not None and open_queue is not None and self._store.is_stored(open_queue, parts[1])
+        if parts is None:
+            return False
+        try:
+            open_queue = self._store.get(parts[0])
+        except OSError:
+            # It is unknown, so the state is kept.
+            return True
+        return open_queue is not None and self._store.is_stored(open_queue, parts[1])
 
 
 def _is_unchanged_since(limit: float, name: str, directory: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qworker.clock import Clock
+from qworker.kit.directory.in_use import QueuesInUse
 from qworker.kit.directory.place import Place
 from qworker_mq.admin import Admin
 from qworker_mq.browse import Browser
@@ -24,6 +25,7 @@ class OpenedRoot:
         path: See `Store`.
         clock: See `Store`.
         options: See `Store`.
+        in_use: See `Store`.
         has_remote_holders: See `Store`.
 
     Raises:
@@ -33,8 +35,10 @@ class OpenedRoot:
     # Whether leases end by the descriptors: they end by the names of their files.
     has_leases = False
 
-    def __init__(self, path: Path, clock: Clock, options: MqOptions, *, has_remote_holders: bool) -> None:
-        store = self.store = Store(path, clock, options, has_remote_holders=has_remote_holders)
+    def __init__(
+        self, path: Path, clock: Clock, options: MqOptions, in_use: QueuesInUse, *, has_remote_holders: bool
+    ) -> None:
+        store = self.store = Store(path, clock, options, in_use, has_remote_holders=has_remote_holders)
         self.mover, self.trash = Mover(store), Trash(store)
         self.reaper = StoreReaper(store, self.mover, self.trash)
         self.publisher = Publisher(store)

@@ -14,6 +14,7 @@ from qworker.clock import Clock
 from qworker.errors import QueueNotFound
 from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords
 from qworker.kit.directory.closing import LateCloser, log_replaced
+from qworker.kit.directory.in_use import QueuesInUse
 from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.directory.place import Place
 from qworker.kit.directory.retention import PRUNING
@@ -55,6 +56,11 @@ class OpenQueue:
         self.fetching = asyncio.Lock()
         self.is_watched = False
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the queue must stay open although no call uses it."""
+        return bool(self.blocked)
+
     def retry_blocked(self) -> None:
         """Let files be tried again that have rested long enough."""
         for name in self.blocked.take_due():
@@ -70,10 +76,13 @@ class Store:
         path: Path of the root.
         clock: The source of delays and expiries.
         options: The options of the URL.
+        in_use: The queues that calls use now.
         has_remote_holders: Whether the holders of leases are outside this process.
     """
 
-    def __init__(self, path: Path, clock: Clock, options: MqOptions, *, has_remote_holders: bool) -> None:
+    def __init__(
+        self, path: Path, clock: Clock, options: MqOptions, in_use: QueuesInUse, *, has_remote_holders: bool
+    ) -> None:
         # Without the boot id no lease can be taken. An error here is better than a worker that waits for ever.
         boot_id()
         raise_file_limit()
@@ -88,6 +97,7 @@ class Store:
         self.group_commit = GroupCommit(self.root.root, system) if options.sync else None
         self._has_remote_holders = has_remote_holders
         self._queues: dict[str, OpenQueue] = {}
+        self.in_use = in_use
         self._replaced = LateCloser()
         self._waiting: set[tuple[frozenset[str], asyncio.Event]] = set()
         self._watcher: Watcher | None = None
@@ -127,11 +137,17 @@ class Store:
         return open_queue
 
     def _open_queue(self, queue: str, *, create: bool) -> OpenQueue | None:
+        for name in self.in_use.to_close(self._queues, lambda name: self._queues[name].is_needed):
+            self._queues.pop(name).dirs.close()
         dirs = self.root.queue(queue, create=create)
         if dirs is None:
             return None
         open_queue = self._queues[queue] = OpenQueue(queue, dirs, self.options.peers, self.clock)
         return open_queue
+
+    def can_skip(self, queue: str) -> bool:
+        """Return whether a wait need not look at a queue now."""
+        return self.in_use.can_skip(queue, self._queues)
 
     def drop(self, queue: str) -> None:
         """Drop a queue that is deleted, or whose directories were removed or replaced."""

@@ -41,11 +41,14 @@ async def _seconds_until_work(
     soonest = math.inf
     check = _RESCAN
     for queue in queues:
-        open_queue = store.get(check_queue(queue))
+        if store.can_skip(check_queue(queue)):
+            continue
+        open_queue = store.get(queue)
         if open_queue is None or store.is_paused(queue):
             continue
-        reaper.promote(open_queue)
-        await open_queue.window.refresh()
+        with store.in_use.using(queue):
+            reaper.promote(open_queue)
+            await open_queue.window.refresh()
         if len(open_queue.window):
             return 0.0, 0.0
         due = open_queue.due.next_due()

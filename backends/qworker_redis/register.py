@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from qworker.errors import QueueDamaged
+from qworker.errors import PermissionDenied, QueueDamaged, StorageFull
+from qworker.names import is_queue_name
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
 from qworker_redis.keys import REGISTER
@@ -42,7 +43,9 @@ class QueueRegister:
     async def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
         names = cast("list[bytes]", await self._command("SMEMBERS"))
-        return sorted(name.decode() for name in names)
+        # Other programs can add names that no queue can have.
+        decoded = (name.decode(errors="replace") for name in names)
+        return sorted(name for name in decoded if is_queue_name(name))
 
     async def create(self, queue: str) -> None:
         """Create a queue, and add it to the register if it is not there."""
@@ -52,9 +55,12 @@ class QueueRegister:
             # `qworker doctor` finds it in the register.
             await self._add(queue)
             raise
-        # A full store refuses writes, and a worker that only consumes must be able to start there.
-        if queue not in await self.names():
+        try:
             await self._add(queue)
+        except (StorageFull, PermissionDenied):
+            # A full store refuses writes, and a worker that only consumes must be able to start there.
+            if queue not in await self.names():
+                raise
 
     async def on_stored(self, queue: str, new: bool) -> None:
         """Add a queue in which messages were stored if it is new, or not known to be in the register."""

@@ -9,10 +9,11 @@ from typing import Any
 
 from qworker.errors import BackendError
 from qworker.kit.directory.missing import queue_not_found
+from qworker.kit.directory.queue_files import list_queue_names
 from qworker.kit.files import hide_directory, remove_whole_tree
 from qworker.kit.store_errors import store_errors
 from qworker.message import Query, QueueStats, Selection, State
-from qworker.names import check_existing_queue, is_existing_queue_name
+from qworker.names import check_existing_queue
 from qworker_sq.browse import ahead_delayed, browse_ready, locate
 from qworker_sq.channel import Channel
 from qworker_sq.ledger import RowKind
@@ -24,15 +25,15 @@ __all__ = ["count_messages", "delete", "delete_channel", "list_queues", "remove"
 def list_queues(store: SqStore) -> list[str]:
     """Return the names of the topics, sorted."""
     with store_errors(f"list {store.path}"):
-        return sorted(name for name in os.listdir(store.root) if is_existing_queue_name(name) and store.is_queue(name))
+        return list_queue_names(store.root, store.is_queue)
 
 
 async def delete(store: SqStore, queue: str) -> None:
     """Delete a topic with all of its channels."""
     store.drop(check_existing_queue(queue))
-    if not store.is_queue(queue):
-        return
     with store_errors(f"delete the queue {queue}"):
+        if not store.is_queue(queue):
+            return
         hidden = hide_directory(queue, store.root)
         if hidden is not None:
             await asyncio.get_running_loop().run_in_executor(store.pool, remove_whole_tree, hidden, store.root)

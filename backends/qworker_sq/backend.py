@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Self
 
 import msgspec
@@ -92,19 +93,19 @@ class SqBackend(Backend):
             return []
         named = list(map(_with_message_id, drafts))
         with store_errors(f"publish to {queue}"):
-            return await self._stores.call(lambda store: store.publish(queue, named))
+            return await self._stores.call(lambda store: _publish(store, queue, named))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lease messages, if this process owns the channel or can own it."""
         await wait_for_ready(self, queue, limit, timeout)
-        channel = await self._stores.open().get_channel(queue)
-        if channel is None:
+        store = self._stores.open()
+        if store.in_use.is_full(queue, store.topics):
+            # The leases of this instance keep too many queues open.
             return []
-        with store_errors(f"lease from {queue}"):
-            async with channel.section():
-                return claim(channel, limit, visibility)
+        with store.in_use.using(queue):
+            return await _claim(store, queue, limit, visibility)
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a publish, a release, the death of the owner, or the moment at which a message becomes due."""
@@ -127,15 +128,18 @@ class SqBackend(Backend):
         store = self._stores.open()
 
         async def settle_in(queue: str, some: Sequence[Settlement]) -> list[Settlement]:
-            channel = await store.get_channel(queue)
-            return list(some) if channel is None else await settle_in_channel(channel, some)
+            with store.in_use.using(queue):
+                channel = await store.get_channel(queue)
+                return list(some) if channel is None else await settle_in_channel(channel, some)
 
         return await settle_by_queue(settlements, settle_in)
 
     async def reap(self, queue: str) -> int:
         """Make expired and due messages ready."""
-        channel = await self._stores.open().get_channel(queue)
-        return 0 if channel is None else await reap_channel(channel)
+        store = self._stores.open()
+        with store.in_use.using(queue):
+            channel = await store.get_channel(queue)
+            return 0 if channel is None else await reap_channel(channel)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +150,9 @@ class SqBackend(Backend):
 
     async def create(self, queue: str) -> None:
         """Create a topic, and our channel of it."""
-        await self._stores.open().get_or_create(check_existing_queue(queue))
+        store = self._stores.open()
+        with store.in_use.using(queue):
+            await store.get_or_create(check_existing_queue(queue))
 
     async def delete(self, queue: str) -> None:
         """Delete a topic with all of its channels."""
@@ -156,38 +162,54 @@ class SqBackend(Backend):
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages. The log ahead is read once, in slices. Later counts read only new records."""
-        return await admin.count_messages(self._stores.require(queue), queue, self.history.retention)
+        with self._using(queue) as store:
+            return await admin.count_messages(store, queue, self.history.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause our channel."""
-        await admin.set_paused(self._stores.require(queue), queue, True)
+        with self._using(queue) as store:
+            await admin.set_paused(store, queue, True)
 
     async def resume(self, queue: str) -> None:
         """Resume our channel."""
-        await admin.set_paused(self._stores.require(queue), queue, False)
+        with self._using(queue) as store:
+            await admin.set_paused(store, queue, False)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages of a state, page by page. The channel is not held between two pages."""
-        return browse.browse(self._stores.require(queue), queue, query)
+        with self._using(queue) as store:
+            async for page in browse.browse(store, queue, query):
+                yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide the log into ranges. The records that were handed out are one more part."""
-        async with self._stores.require(queue).channel_section(queue) as channel:
-            return divide(channel, state, count)
+        with self._using(queue) as store:
+            async with store.channel_section(queue) as channel:
+                return divide(channel, state, count)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Return messages by their ids."""
-        return await browse.find(self._stores.require(queue), queue, ids)
+        with self._using(queue) as store:
+            return await browse.find(store, queue, ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again."""
-        return await admin.requeue(self._stores.require(queue), queue, selection)
+        with self._using(queue) as store:
+            return await admin.requeue(store, queue, selection)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages for our channel; other channels keep theirs."""
-        return await admin.remove(self._stores.require(queue), queue, selection)
+        with self._using(queue) as store:
+            return await admin.remove(store, queue, selection)
+
+    @contextmanager
+    def _using(self, queue: str) -> Generator[SqStore]:
+        """Yield the open store to read or change a queue, which stays open until the end of the block."""
+        store = self._stores.require(queue)
+        with store.in_use.using(queue):
+            yield store
 
     # -- what the contract does not have (qworker/backend/offers.py) ---------------------------------------------------
 
@@ -197,7 +219,8 @@ class SqBackend(Backend):
         Raises:
             QueueNotFound: The topic does not exist.
         """
-        await admin.delete_channel(self._stores.require(queue), queue)
+        with self._using(queue) as store:
+            await admin.delete_channel(store, queue)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
@@ -214,3 +237,21 @@ class SqBackend(Backend):
 
 def _with_message_id(draft: Draft) -> Draft:
     return draft if draft.id is None else msgspec.structs.replace(draft, id=to_message_id(draft.id))
+
+
+async def _publish(store: SqStore, queue: str, drafts: Sequence[Draft]) -> list[str]:
+    with store.in_use.using(queue):
+        return await store.publish(queue, drafts)
+
+
+async def _claim(store: SqStore, queue: str, limit: int, visibility: float) -> list[Lease]:
+    with store_errors(f"open the queue {queue}"):
+        topic = await store.get(queue)
+    channel = None if topic is None else topic.channel
+    if topic is None or channel is None:
+        return []
+    with store_errors(f"lease from {queue}"):
+        async with channel.section():
+            leases = claim(channel, limit, visibility)
+    topic.leases.update(leases)
+    return leases

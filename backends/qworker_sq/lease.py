@@ -21,7 +21,7 @@ _log = structlog.get_logger("qworker.sq")
 _DAMAGED = "a damaged record: its length or checksum is wrong; the bytes in the log are kept as the body"
 
 
-class SqLease(Lease, kw_only=True, eq=False):
+class SqLease(Lease, kw_only=True, eq=False, weakref=True):
     """A lease, and the place of its record."""
 
     place: int

@@ -73,7 +73,8 @@ def _end_lease(channel: Channel, settlement: Settlement, place: int, now: float)
     due = now + settlement.delay if settlement.delay > 0 else 0.0
     error = None if settlement.error is None else settlement.error.encode(errors="replace").decode()
     if settlement.action is SettleAction.FAIL_PERM:
-        channel.keep_body(place, settlement.lease.message.body)
+        # A server keeps no bodies in its leases.
+        channel.keep_body(place, settlement.lease.message.body or channel.read_body(place) or b"")
         channel.append([[RowKind.FAIL, place, now, channel.ledger.open[place].tries, error, 0]])
     elif settlement.action is SettleAction.FAIL_TMP:
         channel.append([[RowKind.RETRY, place, due, error]])

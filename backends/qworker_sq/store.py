@@ -12,10 +12,12 @@ import stat
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from weakref import WeakSet
 
 from qworker.clock import Clock
 from qworker.errors import InvalidName
 from qworker.kit.directory.closing import LateCloser, log_replaced
+from qworker.kit.directory.in_use import QueuesInUse
 from qworker.kit.directory.missing import queue_not_found
 from qworker.kit.directory.place import Place
 from qworker.kit.directory.root import open_root
@@ -31,6 +33,9 @@ from qworker_sq.topic import Topic
 
 __all__ = ["OpenTopic", "SqStore"]
 
+# The descriptors of an open topic.
+_DESCRIPTORS = 14
+
 
 class OpenTopic:
     """An open topic with its publisher and our channel of it, if the channel exists."""
@@ -38,6 +43,8 @@ class OpenTopic:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.channel: Channel | None = None
+        # The leases of this instance, which it can extend while the topic is open.
+        self.leases: WeakSet[object] = WeakSet()
         self.publisher = TopicPublisher(topic, self._is_stored)
 
     def _is_stored(self, place: int) -> bool:
@@ -68,6 +75,7 @@ class SqStore:
 
     Attributes:
         topics: The topics that were opened, by name. Another process may have deleted one.
+        in_use: The topics that calls use now.
         changed: Set when something has changed in a topic.
         pool: The threads for syncs and deletions.
 
@@ -88,6 +96,7 @@ class SqStore:
         self.root = open_root(self.path, 0o700)
         self.place = Place(self.path, self.root)
         self.topics: dict[str, OpenTopic] = {}
+        self.in_use = QueuesInUse(_DESCRIPTORS)
         self.changed = asyncio.Event()
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="sq-sync")
         self._opening = asyncio.Lock()
@@ -170,6 +179,7 @@ class SqStore:
                     return None
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(check_queue(name), 0o700, dir_fd=self.root)
+            await self._close_oldest()
             topic = await self._open_topic(name)
         if topic.channel is None:
             await self._join(topic, create)
@@ -180,6 +190,13 @@ class SqStore:
         topic = self.topics.pop(name, None)
         if topic is not None:
             self._replaced.add(topic.finish)
+
+    async def _close_oldest(self) -> None:
+        """Make room for another topic. No call uses those that are closed, and other processes may lease from them."""
+        names = self.in_use.to_close(self.topics, lambda name: bool(self.topics[name].leases))
+        # A call that begins while they are closed opens its topic again.
+        for topic in [self.topics.pop(name) for name in names]:
+            await topic.finish()
 
     async def _open_topic(self, name: str) -> OpenTopic:
         topic = Topic(

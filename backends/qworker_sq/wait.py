@@ -35,6 +35,13 @@ async def wait_for_work(store: SqStore, queues: Sequence[str], timeout: float) -
 
 async def _seconds_until_work(store: SqStore, queue: str) -> float:
     """Return the seconds until a queue has a message for this instance, as far as is known now."""
+    if store.in_use.can_skip(queue, store.topics) or store.in_use.is_full(queue, store.topics):
+        return float("inf")
+    with store.in_use.using(queue):
+        return await _look(store, queue)
+
+
+async def _look(store: SqStore, queue: str) -> float:
     channel = await store.get_channel(queue)
     if channel is None:
         return float("inf")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 
+from qworker.kit.directory.queue_files import list_queue_names
 from qworker.kit.files import has_entry, hide_directory, make_empty, remove_whole_tree, try_unlink
 from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import FinishedMessage, QueueStats, Selection, State
-from qworker.names import check_existing_queue, is_existing_queue_name
+from qworker.names import check_existing_queue
 from qworker_vsqs.browse import ListedMessage, file_name, list_states
 from qworker_vsqs.names import Unit, parse
 from qworker_vsqs.queue_dir import MessageInfo, QueueDirectory
@@ -22,15 +22,15 @@ __all__ = ["count_messages", "delete", "list_queues", "pause", "remove", "requeu
 def list_queues(store: VsqsStore) -> list[str]:
     """Return the names of the directories that can be queues, sorted."""
     with store_errors(f"list {store.path}"):
-        return sorted(name for name in os.listdir(store.root) if is_existing_queue_name(name) and store.is_queue(name))
+        return list_queue_names(store.root, store.is_queue)
 
 
 async def delete(store: VsqsStore, name: str) -> None:
     """Delete a directory with everything in it."""
     store.drop(check_existing_queue(name))
-    if not store.is_queue(name):
-        return
     with store_errors(f"delete the queue {name}"):
+        if not store.is_queue(name):
+            return
         hidden = hide_directory(name, store.root)
         if hidden is not None:
             await run_in_thread(BlockingCall.DELETE, remove_whole_tree, hidden, store.root)

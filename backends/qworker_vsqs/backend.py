@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
@@ -11,7 +11,7 @@ from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
 from qworker.kit.directory.opener import Opener
-from qworker.kit.directory.queue_files import is_queue
+from qworker.kit.directory.queue_files import is_queue, list_queue_names
 from qworker.kit.directory.retention import PRUNING
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
@@ -97,7 +97,11 @@ class VsqsBackend(Backend):
         if not drafts:
             return []
         with store_errors(f"publish to {queue}"):
-            return await self._stores.call(lambda _: self._publisher.publish(queue, drafts))
+            return await self._stores.call(lambda store: self._publish(store, queue, drafts))
+
+    async def _publish(self, store: VsqsStore, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        with store.in_use.using(queue):
+            return await self._publisher.publish(queue, drafts)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
@@ -105,12 +109,20 @@ class VsqsBackend(Backend):
         """Lease the oldest ready messages."""
         await wait_for_ready(self, queue, limit, timeout)
         store = self._stores.open()
-        with store_errors(f"lease from {queue}"):
-            directory = store.get(queue)
-            if directory is None or directory.is_paused():
-                return []
-            await reap_expired(store, directory)
-            return await self._leases.lease(directory, limit, visibility, self._clock.time())
+        if store.in_use.is_full(queue, store.queues):
+            # The leases of this instance keep too many queues open.
+            return []
+        with store.in_use.using(queue), store_errors(f"lease from {queue}"):
+            return await self._claim(store, queue, limit, visibility)
+
+    async def _claim(self, store: VsqsStore, queue: str, limit: int, visibility: float) -> list[Lease]:
+        directory = store.get(queue)
+        if directory is None or directory.is_paused():
+            return []
+        await reap_expired(store, directory)
+        leases = await self._leases.lease(directory, limit, visibility, self._clock.time())
+        directory.leases.update(leases)
+        return leases
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a message, for the end of a lease, or for a delay to be over."""
@@ -133,16 +145,17 @@ class VsqsBackend(Backend):
         store = self._stores.open()
 
         async def settle_in(queue: str, some: Sequence[Settlement]) -> list[Settlement]:
-            with store_errors(f"open the queue {queue}"):
-                directory = store.get(queue)
-            return list(some) if directory is None else await settle_in_queue(store, directory, some)
+            with store.in_use.using(queue):
+                with store_errors(f"open the queue {queue}"):
+                    directory = store.get(queue)
+                return list(some) if directory is None else await settle_in_queue(store, directory, some)
 
         return await settle_by_queue(settlements, settle_in)
 
     async def reap(self, queue: str) -> int:
         """Make expired messages ready with tries + 1, and due messages with the same tries."""
         store = self._stores.open()
-        with store_errors(f"reap {queue}"):
+        with store.in_use.using(queue), store_errors(f"reap {queue}"):
             directory = store.get(queue)
             if directory is None:
                 return 0
@@ -168,25 +181,31 @@ class VsqsBackend(Backend):
         """Delete the directory of a queue."""
         store = self._stores.open_existing()
         if store is not None:
-            await admin.delete(store, check_existing_queue(queue))
+            with store.in_use.using(queue):
+                await admin.delete(store, check_existing_queue(queue))
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue by listing it."""
-        return await admin.count_messages(self._stores.require(queue), queue, self.history.retention)
+        with self._using(queue) as store:
+            return await admin.count_messages(store, queue, self.history.retention)
 
     async def pause(self, queue: str) -> None:
         """Pause a queue for qworker's workers. The protocol has no pause that other programs would obey."""
-        await admin.pause(self._stores.require(queue), queue)
+        with self._using(queue) as store:
+            await admin.pause(store, queue)
 
     async def resume(self, queue: str) -> None:
         """Resume a queue."""
-        await admin.resume(self._stores.require(queue), queue)
+        with self._using(queue) as store:
+            await admin.resume(store, queue)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages of a state, page by page."""
-        return browse.browse(self._stores.require(queue), queue, query)
+        with self._using(queue) as store:
+            async for page in browse.browse(store, queue, query):
+                yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide the messages by their ids."""
@@ -195,15 +214,25 @@ class VsqsBackend(Backend):
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Return messages by their ids."""
-        return await browse.find(self._stores.require(queue), queue, ids)
+        with self._using(queue) as store:
+            return await browse.find(store, queue, ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again."""
-        return await admin.requeue(self._stores.require(queue), queue, selection)
+        with self._using(queue) as store:
+            return await admin.requeue(store, queue, selection)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
-        return await admin.remove(self._stores.require(queue), queue, selection)
+        with self._using(queue) as store:
+            return await admin.remove(store, queue, selection)
+
+    @contextmanager
+    def _using(self, queue: str) -> Generator[VsqsStore]:
+        """Yield the open store to read or change a queue, which stays open until the end of the block."""
+        store = self._stores.require(queue)
+        with store.in_use.using(queue):
+            yield store
 
     # -- what the contract does not have (qworker/backend/offers.py) ---------------------------------------------------
 
@@ -214,8 +243,8 @@ class VsqsBackend(Backend):
         from qworker.kit.directory.doctor import examine_directory, find_blocked
 
         def bases(root: int) -> list[tuple[str, str]]:
-            places = [(name, f"{name}/.qworker") for name in os.listdir(root)]
-            return [(name, place) for name, place in places if is_queue(root, name, ".qworker")]
+            names = list_queue_names(root, lambda name: is_queue(root, name, ".qworker"))
+            return [(name, f"{name}/.qworker") for name in names]
 
         checks = await examine_directory(url.directory) + await find_blocked(url.directory, bases)
         return checks + await examine_bodies(url.directory, ("*",), VsqsOptions.from_url(url).max_body)

@@ -22,7 +22,7 @@ __all__ = ["VsqsLease", "VsqsLeases", "make_message"]
 _log = structlog.get_logger("qworker.vsqs")
 
 
-class VsqsLease(Lease, kw_only=True, eq=False):
+class VsqsLease(Lease, kw_only=True, eq=False, weakref=True):
     """A lease, with the number and the expiry that are its file's name.
 
     Attributes:

@@ -19,6 +19,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable
+from weakref import WeakSet
 
 import msgspec
 
@@ -94,6 +95,8 @@ class QueueDirectory:
         self._root = root
         self._gate = asyncio.Lock()
         self._original_ids: dict[str, str] | None = None
+        # The leases of this instance, which it can extend while the queue is open.
+        self.leases: WeakSet[object] = WeakSet()
         self._descriptors: list[int] = []
         try:
             self.fd = self._keep(open_directory(name, root))
@@ -114,6 +117,11 @@ class QueueDirectory:
     def _keep(self, fd: int) -> int:
         self._descriptors.append(fd)
         return fd
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the queue must stay open although no call uses it."""
+        return bool(self.leases or self.blocked)
 
     def retry_blocked(self) -> None:
         """Let files be tried again that have rested long enough."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from qworker.clock import Clock
 from qworker.errors import InvalidName
 from qworker.kit.directory.closing import LateCloser, log_replaced
+from qworker.kit.directory.in_use import QueuesInUse
 from qworker.kit.directory.missing import queue_not_found
 from qworker.kit.directory.place import Place
 from qworker.kit.directory.root import open_root
@@ -27,6 +28,8 @@ __all__ = ["VsqsStore"]
 
 # Seconds between two checks without an event: a network file system reports no changes by other hosts.
 _POLL_INTERVAL = 0.05
+# The descriptors of an open queue.
+_DESCRIPTORS = 5
 
 
 class VsqsStore:
@@ -40,6 +43,7 @@ class VsqsStore:
     Attributes:
         queues: The queues that were opened, by name. Another process may have deleted one.
         group_commit: Syncs what was written. None: nothing is synced.
+        in_use: The queues that calls use now.
         batch: How many messages one publish may have open at once.
 
     Raises:
@@ -57,6 +61,7 @@ class VsqsStore:
         self.root = open_root(self.path, 0o700)
         self.place = Place(self.path, self.root)
         self.queues: dict[str, QueueDirectory] = {}
+        self.in_use = QueuesInUse(_DESCRIPTORS)
         self._system = FileSystem(self.root)
         self.group_commit = GroupCommit(self.root, self._system) if options.durable else None
         raise_file_limit()
@@ -100,6 +105,7 @@ class VsqsStore:
             if not create:
                 return None
             self._create(check_queue(name))
+        self._close_oldest()
         queue = self.queues[name] = QueueDirectory(self.root, name, self.clock)
         self._watch(queue)
         return queue
@@ -109,6 +115,11 @@ class VsqsStore:
         queue = self.queues.pop(name, None)
         if queue is not None:
             self._replaced.add(queue.aclose)
+
+    def _close_oldest(self) -> None:
+        """Make room for another queue. No call uses those that are closed."""
+        for name in self.in_use.to_close(self.queues, lambda name: self.queues[name].is_needed):
+            self.queues.pop(name).close()
 
     def get_or_create(self, name: str) -> QueueDirectory:
         """Return a queue, which is created if it does not exist."""

@@ -27,11 +27,14 @@ async def wait_for_work(store: VsqsStore, queues: Sequence[str], timeout: float)
 
 async def _seconds_until_work(store: VsqsStore, name: str) -> float:
     """Return when a queue has a message to lease, as far as is known now."""
-    queue = store.get(name)
-    if queue is None or queue.is_paused():
+    if store.in_use.can_skip(name, store.queues) or store.in_use.is_full(name, store.queues):
         return float("inf")
-    with store_errors(f"read {name}"):
-        await reap_expired(store, queue)
+    with store.in_use.using(name):
+        queue = store.get(name)
+        if queue is None or queue.is_paused():
+            return float("inf")
+        with store_errors(f"read {name}"):
+            await reap_expired(store, queue)
     if queue.window.has_ready:
         return 0.0
     expiry = queue.window.next_expiry()

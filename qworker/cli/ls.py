@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from qworker.backend.each_queue import find_problem
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
-from qworker.cli.output import echo, print_json
+from qworker.cli.output import echo, print_json, print_problems
 
 __all__ = ["command"]
 
@@ -16,19 +17,23 @@ __all__ = ["command"]
 def command(url: str, json: bool) -> None:
     r"""List the queues of a backend, one per line.
 
+    If a queue cannot be used, the reason is on standard error.
+
     \b
     Examples:
       qworker ls file://./spool
       qworker ls redis://localhost/0 --json
     """
-    names = run(_names(url))
+    found = run(_find(url))
     if json:
-        print_json(names)
-        return
-    for name in names:
-        echo(name)
+        print_json(list(found))
+    else:
+        for name in found:
+            echo(name)
+    print_problems(found)
 
 
-async def _names(url: str) -> list[str]:
+async def _find(url: str) -> dict[str, str | None]:
+    """Return the names of the queues, each with the reason if it cannot be used."""
     async with backend_from_url(url) as backend:
-        return await backend.queues()
+        return {name: await find_problem(backend, name) for name in await backend.queues()}

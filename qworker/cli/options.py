@@ -20,6 +20,7 @@ from qworker.extras import not_installed
 from qworker.kit.directory.missing import require_directory
 from qworker.message import State
 from qworker.settings import setting
+from qworker.size import parse_size
 from qworker.streams import flush_output, silence_stdout
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "load_command",
     "positive_number",
     "run",
+    "size_type",
     "state_option",
     "url_option",
 ]
@@ -329,6 +331,19 @@ def duration_type(*, least: float = 0.0, most: float = LONGEST) -> Callable[[str
             raise click.BadParameter(str(error)) from None
 
     return duration
+
+
+def size_type(*, least: int = 0) -> Callable[[str], int]:
+    """Return the type of an option that is a size in bytes. See `parse_size`."""
+
+    # Click takes the metavariable from the name of this function.
+    def size(text: str) -> int:
+        try:
+            return parse_size(text, least=least)
+        except UsageError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return size
 
 
 def positive_number(value: float, name: str) -> float:

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import unicodedata
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
@@ -31,6 +31,7 @@ __all__ = [
     "has_escapes",
     "preview_body",
     "print_json",
+    "print_problems",
     "print_table",
     "reporting",
     "say_where",
@@ -109,6 +110,13 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts
     click.echo(line(headings))
     for row in cells:
         click.echo(line(row))
+
+
+def print_problems(problems: Mapping[str, str | None]) -> None:
+    """Print on standard error why queues cannot be used. None: the queue can be used."""
+    for queue, problem in problems.items():
+        if problem is not None:
+            echo(f"queue {queue}: {problem}", err=True)
 
 
 def _terminal_width() -> int | None:

@@ -10,7 +10,7 @@ import structlog
 
 from qworker import logs
 from qworker.backend.registry import open_backend
-from qworker.cli.options import URLCommand, duration_type, positive_number
+from qworker.cli.options import URLCommand, duration_type, positive_number, size_type
 from qworker.errors import InvalidURL
 from qworker.extras import not_installed
 from qworker.supervisor.event_loop import loop_factory
@@ -35,6 +35,13 @@ log = structlog.get_logger()
 )
 @click.option(
     "--max-body-size", metavar="BYTES", type=int, default=1 << 20, show_default=True, help="Maximum size of a message."
+)
+@click.option(
+    "--memory",
+    type=size_type(least=1 << 20),
+    default="128MiB",
+    show_default=True,
+    help="Memory for the bodies of all running requests. Further requests wait, then get status 503.",
 )
 @click.option(
     "--max-connections",
@@ -67,6 +74,7 @@ def command(
     port: int,
     visibility_timeout: float,
     max_body_size: int,
+    memory: int,
     max_connections: int,
     connections_per_address: int | None,
     workers: int | None,
@@ -110,6 +118,7 @@ def command(
             token=token,
             body_limit=max_body_size,
             visibility_timeout=visibility_timeout,
+            memory=memory,
             fetch_workers=workers,
         )
         listener = bind(host, port)

@@ -170,6 +170,7 @@ def _plain(stats: QueueStats) -> dict[str, Any]:
         "oldest_age_s": stats.oldest_age_s,
         "paused": stats.paused,
         "blocked": stats.blocked,
+        "problem": stats.problem,
     }
 
 

@@ -116,6 +116,9 @@ def _sampled(queues: Sequence[QueueStats]) -> Iterator[Metric]:
         labels=_QUEUE,
     )
     for stats in queues:
+        if stats.problem is not None:
+            # Its counts are not known, and a missing value is not mistaken for an empty queue.
+            continue
         labels = _on(stats.queue)
         for state in ("ready", "leased", "delayed", "failed"):
             depth.add_metric((*labels, state), getattr(stats, state))

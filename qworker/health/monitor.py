@@ -9,11 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from qworker.backend import Backend
-from qworker.errors import QueueNotFound
+from qworker.backend.each_queue import count_queues, describe_problem
 from qworker.health.worker_report import Phase, WorkerReport
-from qworker.logs import one_line
 from qworker.message import QueueStats
-from qworker.url import mask
 from qworker.worker import Worker
 from qworker.worker.metrics import Metrics
 from qworker.worker.outage import BACKEND_ERRORS
@@ -88,22 +86,19 @@ class Monitor:
             self._over = True
 
     async def _sample_queues(self, backend: Backend, queues: Sequence[str]) -> None:
-        seen: list[QueueStats] = []
         try:
             async with asyncio.timeout(_LOOK_PATIENCE_S):
-                for queue in queues:
-                    try:
-                        seen.append(await backend.stats(queue))
-                    except QueueNotFound:
-                        # The queue was deleted, or is not created yet, so it has no messages.
-                        seen.append(QueueStats(queue=queue))
+                found = {stats.queue: stats for stats in await count_queues(backend, queues)}
         except TimeoutError:
             self._problem = f"the backend has not answered for {_LOOK_PATIENCE_S:g} s"
         except BACKEND_ERRORS as error:
-            self._problem = mask(one_line(str(error)))
+            self._problem = describe_problem(error)
         else:
-            self._queues = seen
-            self._problem = None
+            # A queue that was deleted, or is not created yet, has no messages.
+            self._queues = [found.get(queue) or QueueStats(queue=queue) for queue in queues]
+            # The worker works as long as it can use one of its queues.
+            usable = any(stats.problem is None for stats in self._queues)
+            self._problem = None if usable else next((stats.problem for stats in self._queues), None)
             self._looked_at = time.time()
 
     def queues(self) -> list[QueueStats]:

@@ -10,8 +10,6 @@ import asyncio
 import zlib
 from collections.abc import Sequence
 
-import structlog
-
 from qworker.asgi.access import Access
 from qworker.asgi.interface import (
     ASGIApp,
@@ -23,29 +21,28 @@ from qworker.asgi.interface import (
     get_header,
     get_number,
     get_query,
-    read_body,
     respond,
     segments,
 )
 from qworker.backend import Backend
-from qworker.errors import BackendError, InvalidName, QueueNotFound, QworkerError
-from qworker.message import Draft, Lease, Selection, SettleAction
+from qworker.errors import InvalidName, QueueNotFound, QworkerError
+from qworker.message import Draft, Selection, SettleAction, State
 from qworker.names import check_id, id_forms, is_existing_queue_name, is_queue_name
 from qworker.server.batcher import Batcher
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
 from qworker.server.idempotency import Idempotency
+from qworker.server.memory import DEFAULT_MEMORY, IncomingBody, MemoryBudget, respond_in_parts
+from qworker.server.reaper import ServerReaper
+from qworker.server.schemas import LeaseGrant
 
 __all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "create_app"]
 
 # Seconds.
 LONGEST_WAIT = 60.0
 LONGEST_VISIBILITY = 7 * 86400.0
-_REAP_EVERY = 1.0
 
 _CONTENT = [(b"content-type", b"application/octet-stream"), (b"x-content-type-options", b"nosniff")]
-
-log = structlog.get_logger()
 
 
 class MqApp:
@@ -58,29 +55,34 @@ class MqApp:
         token: str | None,
         body_limit: int,
         visibility: float,
+        memory: int,
         additions: bool,
         reaps: bool,
         fetch_workers: int | None,
     ) -> None:
         self.backend = backend
-        self.leases = ClientLeases(backend)
+        self.memory = MemoryBudget(memory)
         if backend.max_body is not None:
             body_limit = min(body_limit, backend.max_body)
         self.body_limit = body_limit
+        self.leases = ClientLeases(backend, self.memory, body_limit)
         self.visibility = visibility
         self._access = Access(token)
         self._posts = Batcher(self._post_batch)
-        self._gets = Batcher(self._get_batch if fetch_workers is None else self._get_batch_in_turn)
+        get_batch = self._get_batch if fetch_workers is None else self._get_batch_in_turn
+        self._gets = Batcher(get_batch, self.memory.batch(256, body_limit))
         self._fetching = [asyncio.Lock() for _ in range(fetch_workers or 0)]
         self._removals = Batcher(self._remove_batch)
-        self._idempotency = Idempotency(self._publish_as)
+        self._idempotency = Idempotency(backend)
         self._additions: ASGIApp | None = None
         self._reaps = reaps
         self._reaper: asyncio.Task[None] | None = None
         if additions:
             from qworker.server.native_routes import make_native_routes
 
-            self._additions = make_native_routes(backend, self.leases, body_limit=body_limit, lease_time=visibility)
+            self._additions = make_native_routes(
+                backend, self.leases, self.memory, body_limit=body_limit, lease_time=visibility
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
@@ -140,24 +142,30 @@ class MqApp:
             await respond(send, 201)
         elif method == "DELETE":
             await self.backend.delete(queue)
+            self._idempotency.forget(queue)
             await respond(send, 200)
         else:
-            await respond(send, 200 if queue in await self.backend.queues() else 404)
+            await respond(send, 200 if await self._exists(queue) else 404)
+
+    async def _exists(self, queue: str) -> bool:
+        # The names of all queues could be many.
+        try:
+            await self.backend.parts(queue, State.READY, 1)
+        except QueueNotFound:
+            return False
+        return True
 
     async def _post(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self.body_limit)
         key = get_header(scope, b"idempotency-key")
-        if key is None:
-            message_id = await self._posts.add(queue, Draft(body=body))
-        else:
-            message_id = await self._idempotency.publish(queue, key, body)
+        async with IncomingBody(self.memory, scope, receive, self.body_limit) as body:
+            if key is None:
+                message_id = await self._posts.add(queue, Draft(body=body))
+            else:
+                message_id = await self._idempotency.publish(queue, key, body)
         await respond(send, 201, [(b"x-message-id", message_id.encode())])
 
     async def _post_batch(self, queue: str, drafts: Sequence[Draft]) -> Sequence[str]:
         return await self.backend.publish(queue, drafts)
-
-    async def _publish_as(self, queue: str, body: bytes, message_id: str | None) -> str:
-        return (await self.backend.publish(queue, [Draft(body=body, id=message_id)]))[0]
 
     async def _get(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
         given = get_query(scope)
@@ -165,34 +173,43 @@ class MqApp:
         visibility = get_number(given, "visibility_timeout", self.visibility, least=0.1, most=LONGEST_VISIBILITY)
         if wait:
             polled = await self.leases.take_unless_disconnected(receive, queue, 1, visibility, wait)
-            lease = polled[0] if polled else None
+            grant = polled[0] if polled else None
         else:
-            lease = await self._gets.add(queue, visibility)
-        if lease is None:
+            grant = await self._gets.add(queue, visibility)
+        if grant is None:
             await respond(send, 204)
             return
-        self.leases.release_if_unread(scope, [lease])
-        message = lease.message
+        self.leases.release_if_unread(scope, [grant])
+        message = grant.message
         headers = [
             (b"x-message-id", message.id.encode()),
             *_CONTENT,
-            (b"x-lease-token", b"%d" % lease.token),
-            (b"x-lease-expires", b"%.3f" % lease.expires_at),
+            (b"x-lease-token", b"%d" % grant.token),
+            (b"x-lease-expires", b"%.3f" % grant.expires_at),
             (b"x-message-tries", b"%d" % message.tries),
         ]
-        await respond(send, 200, headers, message.body)
+        self.memory.charge(len(message.body))
+        try:
+            await respond_in_parts(send, headers, message.body)
+        finally:
+            self.memory.release(len(message.body))
 
-    async def _get_batch(self, queue: str, visibilities: Sequence[float]) -> Sequence[Lease | None]:
-        results: list[Lease | None] = [None] * len(visibilities)
-        # Usually all requests have the same visibility timeout.
-        for visibility in dict.fromkeys(visibilities):
-            places = [place for place, wanted in enumerate(visibilities) if wanted == visibility]
-            leases = await self.leases.take(queue, len(places), visibility)
-            for place, lease in zip(places, leases, strict=False):
-                results[place] = lease
+    async def _get_batch(self, queue: str, visibilities: Sequence[float]) -> Sequence[LeaseGrant | None]:
+        results: list[LeaseGrant | None] = [None] * len(visibilities)
+        # The sizes are not known before the lease.
+        reserved = await self.memory.reserve(len(visibilities) * self.body_limit)
+        try:
+            # Usually all requests have the same visibility timeout.
+            for visibility in dict.fromkeys(visibilities):
+                places = [place for place, wanted in enumerate(visibilities) if wanted == visibility]
+                grants = await self.leases.take(queue, len(places), visibility)
+                for place, grant in zip(places, grants, strict=False):
+                    results[place] = grant
+        finally:
+            self.memory.release(reserved)
         return results
 
-    async def _get_batch_in_turn(self, queue: str, visibilities: Sequence[float]) -> Sequence[Lease | None]:
+    async def _get_batch_in_turn(self, queue: str, visibilities: Sequence[float]) -> Sequence[LeaseGrant | None]:
         """Fetch when the worker of the queue is free. mq's server assigns queues to workers in this way."""
         async with self._fetching[zlib.crc32(queue.encode()) % len(self._fetching)]:
             return await self._get_batch(queue, visibilities)
@@ -231,7 +248,7 @@ class MqApp:
         """Open the backend, and start the reaper."""
         await self.backend.open()
         if self._reaps and self._reaper is None:
-            self._reaper = asyncio.create_task(self._reap())
+            self._reaper = asyncio.create_task(ServerReaper(self.backend, self.leases).run())
 
     async def stop(self) -> None:
         """Finish running calls. Clients keep their leases."""
@@ -247,16 +264,6 @@ class MqApp:
         """Answer the requests that wait for a message, because the server ends."""
         self.leases.polls.end()
 
-    async def _reap(self) -> None:
-        while True:
-            try:
-                for queue in await self.backend.queues():
-                    await self.backend.reap(queue)
-            except BackendError as error:
-                log.warning("reap_failed", error=str(error))
-            self.leases.prune()
-            await asyncio.sleep(_REAP_EVERY)
-
 
 def create_app(
     backend: Backend,
@@ -264,6 +271,7 @@ def create_app(
     token: str | None = None,
     body_limit: int = 1 << 20,
     visibility_timeout: float = 30.0,
+    memory: int = DEFAULT_MEMORY,
     additions: bool = True,
     reaps: bool = True,
     fetch_workers: int | None = None,
@@ -278,6 +286,7 @@ def create_app(
             with this machine as their host are answered.
         body_limit: Maximum size of a message in bytes. The backend's `max_body` also counts.
         visibility_timeout: Lease length of a fetched message in seconds, unless its request has another one.
+        memory: Bytes of memory for the bodies of all requests and responses that run. Further requests wait.
         additions: Whether to serve the additions under `/-/`.
         reaps: Whether the server reaps expired leases and due messages. False: a worker on the same store does.
         fetch_workers: Number of fetches without a wait that run at the same time. Each queue belongs to one of them,
@@ -288,6 +297,7 @@ def create_app(
         token=token,
         body_limit=body_limit,
         visibility=visibility_timeout,
+        memory=memory,
         additions=additions,
         reaps=reaps,
         fetch_workers=fetch_workers,

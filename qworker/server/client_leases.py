@@ -7,9 +7,12 @@ restart it asks the backend for the lease again. Such a lease ends only when it 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from functools import partial
 
+import anyio
 import structlog
+from msgspec.structs import replace
 
 from qworker.asgi.interface import Receive, Scope, call_if_unread
 from qworker.backend import Backend
@@ -18,7 +21,9 @@ from qworker.errors import BackendError, NotSupported
 from qworker.kit.task_groups import run_until
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import Lease, SettleAction, Settlement
+from qworker.server.memory import MemoryBudget
 from qworker.server.polls import Polls
+from qworker.server.schemas import LeaseGrant
 
 __all__ = ["ClientLeases", "parse_token"]
 
@@ -33,21 +38,65 @@ class ClientLeases:
 
     Args:
         backend: The backend of the leases.
+        memory: The memory of bodies.
+        body_limit: Maximum bytes of a message's body.
         clock: The clock that decides when old leases are dropped.
     """
 
-    def __init__(self, backend: Backend, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, backend: Backend, memory: MemoryBudget, body_limit: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._backend = backend
+        self._memory = memory
+        self._body_limit = body_limit
         self._clock = clock
         self._held: dict[tuple[str, str], Lease] = {}
+        # The number of calls of `take` that run now, by queue.
+        self._taking: Counter[str] = Counter()
         self._releases: set[asyncio.Task[None]] = set()
         self.polls = Polls()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    async def take(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
-        """Lease messages and keep the leases. Wait up to `timeout` seconds for the first message."""
+    async def take(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[LeaseGrant]:
+        """Lease messages, and keep the leases without the bodies.
+
+        Fewer messages are leased if the bodies are large.
+
+        Args:
+            queue: Name of the queue.
+            limit: Maximum number of messages.
+            visibility: Length of the leases in seconds.
+            timeout: Seconds to wait for the first message.
+        """
+        self._taking[queue] += 1
+        taken: list[Lease] = []
+        try:
+            # Their sizes are not known.
+            wanted = self._memory.batch(limit, self._body_limit)
+            while taken_now := await self._lease(queue, wanted, visibility, 0.0 if taken else timeout):
+                taken += taken_now
+                if len(taken_now) < wanted or (wanted := self._wanted(limit, taken)) <= 0:
+                    break
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in taken])
+            raise
+        finally:
+            self._taking[queue] -= 1
+            if not self._taking[queue]:
+                del self._taking[queue]
+        grants = [LeaseGrant(lease.message, lease.token, lease.expires_at) for lease in taken]
+        for lease in taken:
+            self._held[lease.message.queue, lease.message.id] = _without_body(lease)
+        return grants
+
+    def _wanted(self, limit: int, taken: list[Lease]) -> int:
+        """Return how many more messages to lease. They are expected to be as large as the largest one so far."""
+        sizes = [len(lease.message.body) for lease in taken]
+        room = (self._memory.total // 4 - sum(sizes)) // max(1, *sizes)
+        return min(limit - len(taken), room)
+
+    async def _lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         left = timeout
@@ -55,27 +104,27 @@ class ClientLeases:
             # `lease` can return early without a message.
             await asyncio.sleep(0.001)
             left = max(0.0, deadline - loop.time())
-        for lease in leases:
-            self._held[lease.message.queue, lease.message.id] = lease
         return leases
 
     async def take_unless_disconnected(
         self, receive: Receive, queue: str, limit: int, visibility: float, timeout: float
-    ) -> list[Lease]:
+    ) -> list[LeaseGrant]:
         """Take messages as `take` does. If the client or the server ends meanwhile, release them and return none."""
         taking = self.take(queue, limit, visibility, timeout)
         return await run_until(partial(self.polls.wait_for_end, receive), taking, self.release) or []
 
-    def release_if_unread(self, scope: Scope, leases: list[Lease]) -> None:
+    def release_if_unread(self, scope: Scope, grants: list[LeaseGrant]) -> None:
         """Release leases if their client leaves before it has read them in the response to its request."""
-        expiries = [lease.expires_at for lease in leases]
+        # Without the bodies: this is known until the next request of the connection.
+        given = [(grant.message.queue, grant.message.id, grant.token, grant.expires_at) for grant in grants]
 
         def release() -> None:
+            held = [(self._held.get((queue, message_id)), token, expiry) for queue, message_id, token, expiry in given]
             # A client that has extended its lease knows it.
             unread = [
                 lease
-                for lease, expiry in zip(leases, expiries, strict=True)
-                if self._held.get((lease.message.queue, lease.message.id)) is lease and lease.expires_at == expiry
+                for lease, token, expiry in held
+                if lease is not None and lease.token == token and lease.expires_at == expiry
             ]
             if unread:
                 task = asyncio.create_task(self._release_unread(unread))
@@ -86,7 +135,7 @@ class ClientLeases:
 
     async def _release_unread(self, leases: list[Lease]) -> None:
         try:
-            await self.release(leases)
+            await self._release(leases)
         except BackendError as error:
             # They end when they expire.
             log.warning("backend_error", error=str(error))
@@ -102,7 +151,8 @@ class ClientLeases:
         if lease is not None and lease.token == token:
             return lease
         remote = self._backend.remote_leases
-        return None if remote is None else await remote.find(queue, message_id, token)
+        found = None if remote is None else await remote.find(queue, message_id, token)
+        return None if found is None else _without_body(found)
 
     async def extend(self, queue: str, message_id: str, token: int, visibility: float) -> Lease | None:
         """Extend a lease and return it, or None if it is lost."""
@@ -138,11 +188,19 @@ class ClientLeases:
         self.forget(queue, message_id)
         return not refused
 
-    async def release(self, leases: list[Lease]) -> None:
+    async def release(self, grants: list[LeaseGrant]) -> None:
         """Release leases that no client has received."""
+        places = [(grant.message.queue, grant.message.id) for grant in grants]
+        await self._release([self._held[place] for place in places if place in self._held])
+
+    async def _release(self, leases: list[Lease]) -> None:
         await self._backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases])
         for lease in leases:
             self.forget(lease.message.queue, lease.message.id)
+
+    def queues_in_use(self) -> set[str]:
+        """Return the queues from which clients lease or hold messages."""
+        return {*(queue for queue, _ in self._held), *self._taking}
 
     def forget(self, queue: str, message_id: str) -> None:
         """Drop a lease that has ended."""
@@ -153,6 +211,13 @@ class ClientLeases:
         limit = self._clock.time() - _GRACE
         for place in [place for place, lease in self._held.items() if lease.expires_at < limit]:
             del self._held[place]
+
+
+def _without_body(lease: Lease) -> Lease:
+    """Drop the body of a lease. A backend whose leases are nothing but their message may need it to settle."""
+    if type(lease) is not Lease:
+        lease.message = replace(lease.message, body=b"")
+    return lease
 
 
 def parse_token(text: bytes | None) -> int | None:

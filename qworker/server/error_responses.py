@@ -7,6 +7,7 @@ import structlog
 from qworker.asgi.interface import BodyTooLarge, Disconnected
 from qworker.errors import MessageTooLarge, QueueNotFound, UsageError
 from qworker.server.idempotency import IdempotencyKeyReused
+from qworker.server.memory import ServerBusy
 
 __all__ = ["to_error_response"]
 
@@ -32,6 +33,9 @@ def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]],
         (b"x-qworker-error", type(error).__name__.encode()),
     ]
     text = str(error).encode(errors="replace")
+    if isinstance(error, ServerBusy):
+        # The connection is closed, because the rest of the body may not be read.
+        return 503, [*headers, (b"retry-after", b"2"), (b"connection", b"close")], text
     if isinstance(error, IdempotencyKeyReused):
         return 422, headers, text
     if isinstance(error, MessageTooLarge):

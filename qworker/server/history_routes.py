@@ -9,12 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qworker.asgi.interface import get_number, read_body
+from qworker.asgi.interface import get_number
 from qworker.backend import Backend
 from qworker.errors import UsageError
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.names import check_existing_queue, id_forms
+from qworker.server.memory import IncomingBody, MemoryBudget
 from qworker.server.schemas import HistoryPage, HistoryPosition
 
 __all__ = ["history_routes"]
@@ -28,9 +29,13 @@ _until = msgspec.json.Decoder(HistoryPosition)
 class _History:
     """The route handlers. Each calls one method of the backend's history."""
 
-    def __init__(self, backend: Backend, body_limit: int) -> None:
+    def __init__(self, backend: Backend, memory: MemoryBudget, body_limit: int) -> None:
         self._backend = backend
+        self._memory = memory
         self._body_limit = body_limit
+
+    def _body(self, request: Request) -> IncomingBody:
+        return IncomingBody(self._memory, request.scope, request.receive, self._body_limit)
 
     async def logs(self, _request: Request) -> Response:
         """Return the names of the logs."""
@@ -38,11 +43,11 @@ class _History:
 
     async def append(self, request: Request) -> Response:
         """Append events of a worker on another host."""
-        body = await read_body(request.scope, request.receive, self._body_limit)
-        try:
-            batches = _batches.decode(body)
-        except msgspec.DecodeError as error:
-            raise UsageError(f"the body is not valid: {error}") from error
+        async with self._body(request) as body:
+            try:
+                batches = _batches.decode(body)
+            except msgspec.DecodeError as error:
+                raise UsageError(f"the body is not valid: {error}") from error
         for batch in batches:
             check_existing_queue(batch.queue)
         self._backend.history.append(batches)
@@ -57,11 +62,11 @@ class _History:
 
     async def delete_before(self, request: Request) -> Response:
         """Allow the store to delete the events before a position."""
-        body = await read_body(request.scope, request.receive, self._body_limit)
-        try:
-            until = _until.decode(body).until
-        except msgspec.DecodeError as error:
-            raise UsageError(f"the body is not valid: {error}") from error
+        async with self._body(request) as body:
+            try:
+                until = _until.decode(body).until
+            except msgspec.DecodeError as error:
+                raise UsageError(f"the body is not valid: {error}") from error
         await self._backend.history.delete_before(_log(request), until)
         return Response(status_code=204)
 
@@ -74,9 +79,9 @@ class _History:
         return _json(events)
 
 
-def history_routes(backend: Backend, body_limit: int) -> list[Route]:
+def history_routes(backend: Backend, memory: MemoryBudget, body_limit: int) -> list[Route]:
     """Return the routes of the history."""
-    history = _History(backend, body_limit)
+    history = _History(backend, memory, body_limit)
     return [
         Route("/-/-history", history.logs, methods=["GET"]),
         Route("/-/-history", history.append, methods=["POST"]),

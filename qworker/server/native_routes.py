@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,9 +18,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qworker import __version__
-from qworker.asgi.interface import BodyTooLarge, Disconnected, get_number, read_body
+from qworker.asgi.interface import BodyTooLarge, Disconnected, get_number
 from qworker.backend import Backend
-from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
+from qworker.backend.each_queue import count_queues
+from qworker.errors import InvalidName, QworkerError, UsageError
 from qworker.kit.parts import PAGE_BYTES
 from qworker.kit.task_groups import run_until
 from qworker.message import Draft, Query, Selection, Settlement, State, StoredMessage
@@ -27,6 +29,7 @@ from qworker.names import check_existing_queue, check_id, forms_of_all
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
 from qworker.server.history_routes import history_routes
+from qworker.server.memory import IncomingBody, MemoryBudget
 from qworker.server.schemas import (
     ACTIONS,
     ExtendRequest,
@@ -46,8 +49,12 @@ __all__ = ["NativeRoutes", "make_native_routes"]
 
 T = TypeVar("T")
 
+# The reason that clients get for a queue that cannot be used.
+_PROBLEM = "the server cannot use this queue: see its log"
 # The size limit of a batch, in bodies of the maximum size.
 _BATCH = 16
+# A JSON body and what is decoded from it are in memory at once.
+_COPIES = 2
 _MOST = 1000
 
 
@@ -60,12 +67,16 @@ class NativeRoutes:
     Args:
         backend: The backend.
         leases: The leases of the server's clients.
+        memory: The memory of bodies.
         body_limit: Maximum bytes of a message's body.
         lease_time: Lease length in seconds, if the request has none.
     """
 
-    def __init__(self, backend: Backend, leases: ClientLeases, *, body_limit: int, lease_time: float) -> None:
+    def __init__(
+        self, backend: Backend, leases: ClientLeases, memory: MemoryBudget, *, body_limit: int, lease_time: float
+    ) -> None:
         self._backend = backend
+        self._memory = memory
         self._leases = leases
         self._body_limit = body_limit
         self._lease_time = lease_time
@@ -95,7 +106,7 @@ class NativeRoutes:
             ("POST", "/-/{queue}/resume", self.resume),
         ]
         routes = [Route(path, handler, methods=[method]) for method, path, handler in table]
-        return [*history_routes(self._backend, self._body_limit * _BATCH), *routes]
+        return [*history_routes(self._backend, self._memory, self._body_limit * _BATCH), *routes]
 
     # -- about the server --------------------------------------------------------------------------------------------
 
@@ -124,14 +135,9 @@ class NativeRoutes:
 
     async def all_stats(self, _request: Request) -> Response:
         """Return the counts of every queue."""
-        counted: list[Any] = []
-        for queue in await self._backend.queues():
-            try:
-                counted.append(await self._backend.stats(queue))
-            except QueueNotFound:
-                # The queue was deleted after it was listed.
-                continue
-        return _json(counted)
+        counted = await count_queues(self._backend, await self._backend.queues())
+        # A reason can contain paths and addresses of the store. The log of the server has it.
+        return _json([replace(one, problem=one.problem and _PROBLEM) for one in counted])
 
     # -- single leases -----------------------------------------------------------------------------------------------
 
@@ -166,7 +172,12 @@ class NativeRoutes:
         drafts = await self._read(request, list[Draft])
         for draft in drafts:
             check_draft(draft, self._body_limit)
-        return _json(await self._backend.publish(queue, drafts), 201)
+        size = sum([len(draft.body) for draft in drafts])
+        self._memory.charge(size)
+        try:
+            return _json(await self._backend.publish(queue, drafts), 201)
+        finally:
+            self._memory.release(size)
 
     async def lease(self, request: Request) -> Response:
         """Lease up to `limit` messages. Wait up to `wait` seconds for the first one."""
@@ -175,12 +186,18 @@ class NativeRoutes:
         limit = int(get_number(given, "limit", 1, least=1, most=_MOST))
         wait = get_number(given, "wait", 0.0, least=0.0, most=60.0)
         visibility = self._visibility(request)
-        if not wait:
-            leases = await self._leases.take(queue, limit, visibility)
-        else:
-            leases = await self._leases.take_unless_disconnected(request.receive, queue, limit, visibility, wait)
-        self._leases.release_if_unread(request.scope, leases)
-        return _json([LeaseGrant(lease.message, lease.token, lease.expires_at) for lease in leases])
+        if wait:
+            grants = await self._leases.take_unless_disconnected(request.receive, queue, limit, visibility, wait)
+            return self._grant(request, grants)
+        reserved = await self._memory.reserve(self._memory.batch(limit, self._body_limit) * self._body_limit)
+        try:
+            return self._grant(request, await self._leases.take(queue, limit, visibility))
+        finally:
+            self._memory.release(reserved)
+
+    def _grant(self, request: Request, grants: list[LeaseGrant]) -> Response:
+        self._leases.release_if_unread(request.scope, grants)
+        return _json(grants)
 
     async def extend_many(self, request: Request) -> Response:
         """Extend leases."""
@@ -319,17 +336,20 @@ class NativeRoutes:
         return get_number(given, "visibility_timeout", self._lease_time, least=0.001, most=7 * 86400.0)
 
     async def _read(self, request: Request, kind: type[T]) -> T:
-        body = await read_body(request.scope, request.receive, self._body_limit * _BATCH)
-        try:
-            return msgspec.json.decode(body or b"{}", type=kind)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise UsageError(f"the body is not valid: {error}") from error
+        limit = self._body_limit * _BATCH
+        async with IncomingBody(self._memory, request.scope, request.receive, limit, _COPIES) as body:
+            try:
+                return msgspec.json.decode(body or b"{}", type=kind)
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise UsageError(f"the body is not valid: {error}") from error
 
 
-def make_native_routes(backend: Backend, leases: ClientLeases, *, body_limit: int, lease_time: float) -> Starlette:
+def make_native_routes(
+    backend: Backend, leases: ClientLeases, memory: MemoryBudget, *, body_limit: int, lease_time: float
+) -> Starlette:
     """Return the application under `/-/`."""
     return Starlette(
-        routes=NativeRoutes(backend, leases, body_limit=body_limit, lease_time=lease_time).routes(),
+        routes=NativeRoutes(backend, leases, memory, body_limit=body_limit, lease_time=lease_time).routes(),
         exception_handlers={
             HTTPException: _to_json,
             QworkerError: _refused,

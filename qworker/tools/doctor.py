@@ -6,11 +6,12 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from qworker import __version__
 from qworker.backend import Backend
+from qworker.backend.each_queue import find_problem
 from qworker.backend.offers import doctor_of
 from qworker.backend.registry import backend_class, open_backend, schemes
 from qworker.bulk import IncompleteLoad, incomplete_loads
@@ -120,11 +121,13 @@ async def check_reachable(url: str) -> list[Check]:
         if not missing:
             await backend.open()
         queues = await backend.queues()
+        problems = {queue: await find_problem(backend, queue) for queue in queues}
         found = "which does not exist yet" if missing else counted(len(queues), "queue")
         return [
             Check("reachable", CheckStatus.OK, f"{backend.describe()}, {found}"),
             Check("durability", *check_durability(backend.durability)),
-            *await _bulk_writes(backend, queues),
+            *_unusable(problems),
+            *await _bulk_writes(backend, [queue for queue in queues if problems[queue] is None]),
         ]
     except QworkerError as error:
         # Any other error says itself what to do.
@@ -134,16 +137,25 @@ async def check_reachable(url: str) -> list[Check]:
         await backend.aclose()
 
 
+def _unusable(problems: Mapping[str, str | None]) -> Iterable[Check]:
+    for queue, problem in problems.items():
+        if problem is not None:
+            yield Check(f"queue {queue}", CheckStatus.BROKEN, problem, "its messages wait until this is repaired")
+
+
 async def _bulk_writes(backend: Backend, queues: Sequence[str]) -> list[Check]:
     """Report the loads whose remaining messages wait until the load is run again."""
     name = "bulk writes"
-    try:
-        found = [(queue, load) for queue in queues for load in await incomplete_loads(backend, queue)]
-    except QworkerError as error:
-        return [Check(name, CheckStatus.BROKEN, str(error), "fix this problem, then run the load again")]
-    if not found:
+    found: list[tuple[str, IncompleteLoad]] = []
+    broken: list[Check] = []
+    for queue in queues:
+        try:
+            found += [(queue, load) for load in await incomplete_loads(backend, queue)]
+        except QworkerError as error:
+            broken.append(Check(name, CheckStatus.BROKEN, str(error), "fix this problem, then run the load again"))
+    if not found and not broken:
         return [Check(name, CheckStatus.OK, "all are complete")]
-    return [
+    return broken + [
         Check(
             f"bulk write {load.name}",
             CheckStatus.WARN,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from qworker import log_events as events
 from qworker.backend.offers import count_too_large_in
-from qworker.errors import QueueNotFound
+from qworker.errors import UNUSABLE, QueueNotFound
 from qworker.message import Lease
 from qworker.worker.outage import BACKEND_ERRORS
 from qworker.worker.state import WorkerState
@@ -86,6 +86,8 @@ class Feeder:
                 if not self._failing:
                     self._outage.record_success()
             except BACKEND_ERRORS as error:
+                # A wait for many queues does not say which one has failed. A lease from each finds it.
+                self._more = True
                 await self._pause(self._outage.record_failure(error))
 
     async def _fill(self) -> bool:
@@ -179,8 +181,8 @@ class Feeder:
         for queue in tuple(self._queues):
             try:
                 stats = await self._backend.stats(queue)
-            except QueueNotFound:
-                # The queue was deleted while the worker ran.
+            except (QueueNotFound, *UNUSABLE):
+                # The queue was deleted while the worker ran, or cannot be used until an operator has acted.
                 continue
             # Nothing was leased before this, so the blocked ones are still blocked.
             if stats.leased + stats.ready > stats.blocked and (stats.leased or not stats.paused):

@@ -50,13 +50,16 @@ def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
         return False
     observation: Any = importlib.import_module("opentelemetry.metrics").Observation
 
+    def usable() -> Iterator[QueueStats]:
+        return (stats for stats in look() if stats.problem is None)
+
     def depths(_options: Any) -> Iterator[Any]:
-        for stats in look():
+        for stats in usable():
             for state in ("ready", "leased", "delayed", "failed"):
                 yield observation(getattr(stats, state), {**on_queue(stats.queue), "qworker.state": state})
 
     def ages(_options: Any) -> Iterator[Any]:
-        for stats in look():
+        for stats in usable():
             yield observation(stats.oldest_age_s or 0.0, on_queue(stats.queue))
 
     meter = provider.get_meter(NAME)

@@ -27,9 +27,10 @@ import structlog
 from qworker import log_events as events
 from qworker.app import Tasks
 from qworker.backend import Backend
+from qworker.backend.each_queue import can_be_of_one_queue, describe_problem
 from qworker.backend.offers import file_system_of
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import QueueDamaged, UsageError
+from qworker.errors import BackendError, UsageError
 from qworker.kit.task_groups import background_tasks
 from qworker.logs import WorkerLog
 from qworker.worker import telemetry
@@ -168,15 +169,18 @@ class Worker:
             sys.setswitchinterval(switch_interval)
 
     async def _create_queues(self, backend: Backend) -> None:
-        """Create the queues. The loops report a damaged one, and its messages run when it is repaired."""
-        damaged: list[QueueDamaged] = []
+        """Create the queues. The loops report one that cannot be used, and its messages run when it can."""
+        failed: list[BackendError] = []
         for queue in self.queues:
             try:
                 await backend.create(queue)
-            except QueueDamaged as error:
-                damaged.append(error)
-        if len(damaged) == len(self.queues):
-            raise damaged[0]
+            except BackendError as error:
+                if not can_be_of_one_queue(backend, error):
+                    raise
+                self._log.warning(events.QUEUE_UNUSABLE, queue=queue, error=describe_problem(error))
+                failed.append(error)
+        if len(failed) == len(self.queues):
+            raise failed[0]
 
     def _lifespan(self) -> AbstractAsyncContextManager[Any]:
         return nullcontext() if self._tasks.lifespan is None else self._tasks.lifespan(self._tasks)

@@ -16,9 +16,11 @@ import structlog
 from qworker import Tasks
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
+from qworker.cli.main import main
 from qworker.errors import BackendError, QueueDamaged
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.message import Draft, Lease, SettleAction, Settlement
+from qworker.server.app import create_app
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker.worker import Worker, WorkerOptions
@@ -132,6 +134,41 @@ def test_a_register_of_another_type_is_named_in_one_line(server: RedisServer, tm
     expected = "the names of the queues cannot be used, because the Redis key qworker:queues is not a set: "
     expected += "rename this key, or delete it if nothing needs it"
     assert ended.stderr.splitlines() == [f"qworker: {expected}"]
+
+
+@pytest.mark.parametrize(("scheme", "part"), [("redis", "meta"), ("rfq", "nextlog")])
+async def test_commands_and_servers_use_the_other_queues(
+    server: RedisServer, scheme: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, key = url_of(server, scheme), key_of(scheme, part)
+    backend = open_backend(url, remote_leases=True)
+    with server.client() as client:
+        client.flushall()
+        for queue in (BAD, GOOD):
+            await backend.publish(queue, [Draft(body=b"x")])
+        client.delete(key)
+        client.set(key, "planted")
+        if scheme == "redis":
+            # Names that no queue can have.
+            client.sadd("qworker:queues", "not a name", b"\xff")
+    for command in ("ls", "stats"):
+        assert await asyncio.to_thread(main, [command, url]) == 0
+        out, err = capsys.readouterr()
+        assert GOOD in out
+        assert f"queue {BAD}: " in err
+        assert key.decode() in err
+    with structlog.testing.capture_logs() as logs:
+        app = create_app(backend)
+        await app.start()
+        (lease,) = await backend.lease(GOOD, 1, 0.1)
+
+        async def is_returned() -> bool:
+            return [one.message.id for one in await backend.lease(GOOD, 1, 30.0)] == [lease.message.id]
+
+        await wait_until(is_returned)
+        await app.stop()
+    assert [(log["event"], log["queue"]) for log in logs] == [("queue_unusable", BAD)]
+    await backend.aclose()
 
 
 async def attempt_everything(backend: Backend, held: Sequence[Lease]) -> list[str]:

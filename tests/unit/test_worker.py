@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from qworker import Backoff, Context, Retry, State
-from qworker.errors import BackendUnavailable, UsageError
+from qworker.errors import BackendUnavailable, PermissionDenied, UsageError
 from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
 from tests.support.waiting import work_for
@@ -356,6 +356,34 @@ async def test_a_queue_in_trouble_does_not_stop_the_others(app, monkeypatch):
             await wait_until(lambda: worker.counts.acked == 50 and "b" in reaped)
     told = [(line["event"], line["loop"]) for line in logs if "loop" in line]
     assert sorted(told) == [("backend_unavailable", "feeder"), ("backend_unavailable", "reaper")]
+
+
+async def test_a_queue_that_breaks_while_the_worker_waits_does_not_stop_the_others(app, monkeypatch):
+    broken = []
+    lease, wait = app.store.lease, app.store.wait
+
+    async def lease_unless_broken(queue, *rest):
+        if queue in broken:
+            raise PermissionDenied(f"{queue} is broken")
+        return await lease(queue, *rest)
+
+    async def wait_unless_broken(queues, timeout):
+        if set(broken) & set(queues):
+            raise PermissionDenied("a queue is broken")
+        await wait(queues, timeout)
+
+    monkeypatch.setattr(app.store, "lease", lease_unless_broken)
+    monkeypatch.setattr(app.store, "wait", wait_unless_broken)
+
+    @app.task(queue="b")
+    async def work() -> None: ...
+
+    async with app.working(queues=("a", "b")) as (worker, _):
+        await work.enqueue()
+        await wait_until(lambda: worker.counts.acked == 1)
+        broken.append("a")
+        await work.enqueue()
+        await wait_until(lambda: worker.counts.acked == 2)
 
 
 async def test_a_burst_ends_though_a_queue_was_deleted(app):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from qworker.backend import Backend
+from qworker.backend.each_queue import count_queues, describe_problem
 from qworker.backend.listing import list_messages
 from qworker.cli.top.history_rates import HistoryRates
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -17,7 +18,6 @@ from qworker.health.probe import fetch_page
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.logs import one_line
 from qworker.message import Query, QueueStats, State
-from qworker.url import mask
 from qworker.worker.outage import BACKEND_ERRORS
 
 __all__ = ["Row", "Sample", "Sampler", "WorkerTotals"]
@@ -45,6 +45,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     # The number of messages that cannot be leased.
     blocked: int = 0
+    # Why the queue cannot be used, and its counts are not known.
+    problem: str | None = None
     # The growth of the number of ready, leased and delayed messages. It is negative if they become fewer.
     backlog_rate: float | None = None
     # From the health ports of the workers if they are given, otherwise from the history.
@@ -128,7 +130,7 @@ class Sampler:
         except BACKEND_ERRORS as error:
             if self._queue is not None and isinstance(error, QueueNotFound):
                 raise
-            problem = f"the backend cannot be asked: {mask(one_line(str(error)))}"
+            problem = f"the backend cannot be asked: {describe_problem(error)}"
         else:
             self._rows = rows
         fleet = None
@@ -144,13 +146,9 @@ class Sampler:
         names = [self._queue] if self._queue is not None else await self._backend.queues()
         seen: list[tuple[QueueStats, int]] = []
         for name in names:
-            try:
-                stats = await self._backend.stats(name)
-                seen.append((stats, await self._holders(stats)))
-            except QueueNotFound:
-                if name == self._queue:
-                    raise
-                # The queue was deleted after it was listed.
+            alone = name == self._queue
+            found = [await self._backend.stats(name)] if alone else await count_queues(self._backend, [name])
+            seen += [(stats, await self._holders(stats)) for stats in found]
         now = self._clock.monotonic()
         if self._history.on:
             await self._history.sample(now)
@@ -200,6 +198,7 @@ class Sampler:
             workers=max(workers, self._history.workers(stats.queue, now - _WINDOW_S)),
             paused=stats.paused,
             blocked=stats.blocked,
+            problem=stats.problem,
             backlog_rate=backlog_rate,
             acked_rate=acked_rate,
             failed_rate=failed_rate,

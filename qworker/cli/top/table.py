@@ -33,8 +33,14 @@ def cells(row: Row) -> tuple[str, ...]:
         *rates,
         format_seconds(row.oldest_age_s),
         str(row.workers),
-        ", ".join([*(["paused"] if row.paused else []), *([f"{row.blocked:,} blocked"] if row.blocked else [])]),
+        _note(row),
     )
+
+
+def _note(row: Row) -> str:
+    if row.problem is not None:
+        return row.problem
+    return ", ".join([*(["paused"] if row.paused else []), *([f"{row.blocked:,} blocked"] if row.blocked else [])])
 
 
 def heading(sample: Sample) -> str:

@@ -11,9 +11,10 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from qworker.kit.directory.blocked import BlockedFile, BlockedRecords
-from qworker.kit.directory.queue_files import is_queue
+from qworker.kit.directory.queue_files import is_queue, list_queue_names
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import link_file, make_fifo
@@ -51,9 +52,8 @@ async def examine_directory(
 
 def _bases(root: int) -> Iterator[tuple[str, str]]:
     """Yield the queues in an open root, each with the path of the directory that has its records."""
-    for name in os.listdir(root):
-        if is_queue(root, name):
-            yield name, name
+    for name in list_queue_names(root, partial(is_queue, root)):
+        yield name, name
 
 
 async def find_blocked(
@@ -71,19 +71,19 @@ async def find_blocked(
         return []
     except OSError as error:
         return [_broken("blocked messages", error, f"use {os.fspath(path)}")]
+    found: list[tuple[str, BlockedFile]] = []
+    unknown: list[Check] = []
     try:
-        found: list[tuple[str, BlockedFile]] = []
         for queue, place in sorted(bases(root)):
-            base = open_directory(place, root)
             try:
-                found += [(queue, file) for file in await BlockedRecords(base).read()]
-            finally:
-                os.close(base)
+                found += [(queue, file) for file in await _read_blocked(root, place)]
+            except OSError as error:
+                unknown.append(_broken("blocked messages", error, f"read the queue {queue!r}"))
     except OSError as error:
         return [_broken("blocked messages", error, f"read {os.fspath(path)}")]
     finally:
         os.close(root)
-    return [
+    return unknown + [
         Check(
             "blocked message",
             CheckStatus.WARN,
@@ -92,6 +92,14 @@ async def find_blocked(
         )
         for queue, file in found
     ] or [Check("blocked messages", CheckStatus.OK, "none")]
+
+
+async def _read_blocked(root: int, place: str) -> list[BlockedFile]:
+    base = open_directory(place, root)
+    try:
+        return await BlockedRecords(base).read()
+    finally:
+        os.close(base)
 
 
 def _run_checks(root: str, attempts: list[tuple[str, Attempt]], shared: bool | None) -> list[Check]:

@@ -180,6 +180,11 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         self._blocked[source].forget(name)
         self._has_blocked = any(self._blocked.values())
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the queue must stay open although no call uses it now."""
+        return bool(self.own or self._busy or self._has_blocked)
+
     def is_pruning_due(self) -> bool:
         """Return whether to prune finished messages now. It is true once in `PRUNING` seconds."""
         now = self._clock.monotonic()

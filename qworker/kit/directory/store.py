@@ -5,25 +5,34 @@ from __future__ import annotations
 import abc
 import asyncio
 import os
+import random
 import time
 from collections.abc import Collection, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from qworker.clock import Clock
 from qworker.kit.directory.closing import CLOSE_AFTER, log_replaced
+from qworker.kit.directory.empty_directories import EmptyDirectories
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.place import Place
+from qworker.kit.directory.queue_files import list_queue_names
 from qworker.kit.directory.root import most_leases, open_root, warn_of_limit
 from qworker.kit.directory.waiter import Waiter
 from qworker.kit.file_system import FileSystem
+from qworker.kit.files import raise_file_limit
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Inotify
-from qworker.names import is_existing_queue_name
 
 __all__ = ["DirectoryStore"]
 
 # Seconds between two checks whether a queue was removed or replaced.
 _CHECK_EVERY = 1.0
+# Queues that are open at once: fewer if this process may open few files.
+_MOST_OPEN, _LEAST_OPEN = 256, 8
+# Seconds after its last use until a queue is closed, and between two checks.
+_UNUSED, _TIDY_EVERY = 60.0, 5.0
+# Seconds between two complete reapings of a queue that is not open.
+_REAP_ASLEEP = 600.0
 
 Queue = TypeVar("Queue", bound=FollowedQueue[Any, Any])
 
@@ -42,6 +51,9 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         OSError: It cannot be opened.
     """
 
+    # The descriptors that an open queue takes.
+    descriptors: ClassVar[int]
+
     def __init__(self, directory: str, clock: Clock, *, mode: int, sync: bool, shared: bool | None = None) -> None:
         self.clock = clock
         self.directory = directory
@@ -58,6 +70,13 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         # Whether the loop reads inotify.
         self._is_reading = False
         self._queues: dict[str, Queue] = {}
+        # Queues that were closed because nobody used them.
+        self._away: set[str] = set()
+        self._most_open = max(_LEAST_OPEN, min(_MOST_OPEN, raise_file_limit() // 4 // self.descriptors))
+        self._empty = EmptyDirectories(self.root)
+        # Monotonic seconds of the last complete reaping of each queue that is not open, and of the last tidying.
+        self._reaped: dict[str, float] = {}
+        self._tidied_at = time.monotonic()
         # Deleted queues. Their descriptors stay open for a while, because calls that run now use them, and longer if
         # this instance has leases of them, so that ending a lease finds nothing.
         self._deleted: list[Queue] = []
@@ -73,7 +92,10 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
 
     def room(self) -> int:
         """Return how many more leases may hold a file open. If there is no room, log that once."""
-        room = max(0, self.most_held - sum([len(queue.own) for queue in self._queues.values()]))
+        held = [len(queue.own) for queue in self._queues.values() if queue.own]
+        # A queue with leases stays open. The first ones are part of what is kept for other uses.
+        pinned = max(0, len(held) - _LEAST_OPEN) * self.descriptors
+        room = max(0, self.most_held - sum(held) - pinned)
         if room == 0 and not self._has_warned:
             self._has_warned = True
             warn_of_limit(self.most_held)
@@ -107,7 +129,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
 
     def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        return sorted(name for name in os.listdir(self.root) if is_existing_queue_name(name) and self._has_queue(name))
+        return list_queue_names(self.root, self._has_queue)
 
     @abc.abstractmethod
     def _has_queue(self, name: str) -> bool:
@@ -143,10 +165,80 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
             if self._is_in_place(queue):
                 return queue
             self.drop_deleted(name)
+        if len(self._queues) >= self._most_open:
+            self._close_oldest()
         queue = self._open_queue(name)
         if queue is not None:
             self._queues[name] = queue
+            self._away.discard(name)
         return queue
+
+    # -- queues that nobody uses -------------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def parts_of_ready(self) -> Sequence[str]:
+        """The directories of a queue that contain ready and delayed messages."""
+
+    @property
+    @abc.abstractmethod
+    def parts_to_reap(self) -> Sequence[str]:
+        """The directories of a queue that contain what another process may have left to reap."""
+
+    def _is_asleep(self, name: str) -> bool:
+        """Return whether a queue is not open, and should not be opened without a reason."""
+        if name in self._queues or not self.is_local:
+            return False
+        return name in self._away or len(self._queues) >= self._most_open // 2
+
+    def has_nothing_to_lease(self, name: str) -> bool:
+        """Return whether a queue need not be opened for a lease, because it has neither ready nor delayed messages."""
+        return self._is_asleep(name) and self._empty.are_empty(name, self.parts_of_ready)
+
+    def has_nothing_to_reap(self, name: str) -> bool:
+        """Return whether a queue need not be opened to be reaped. From time to time it is, to prune it."""
+        if not self._is_asleep(name) or not self._empty.are_empty(name, self.parts_to_reap):
+            return False
+        now = time.monotonic()
+        # Not all at once.
+        if now - self._reaped.setdefault(name, now - random.random() * _REAP_ASLEEP) < _REAP_ASLEEP:
+            return True
+        self._reaped[name] = now
+        return False
+
+    def close_unused(self) -> None:
+        """Close the queues that nobody has used for some time. It is checked now and then."""
+        now = time.monotonic()
+        if now - self._tidied_at >= _TIDY_EVERY:
+            self._tidied_at = now
+            for queue in self._closable():
+                if now - queue.files.used_at >= _UNUSED:
+                    self._put_away(queue)
+
+    def _close_oldest(self) -> None:
+        """Make room for other queues. Those that are in use stay open."""
+        oldest = sorted(self._closable(), key=lambda queue: queue.files.used_at)
+        for queue in oldest[: len(self._queues) - self._most_open + 1 + self._most_open // 8]:
+            self._put_away(queue)
+
+    def _closable(self) -> list[Queue]:
+        # A wait for more queues than can be open checks them in turns.
+        few = [waiter.queues for waiter in self._waiters if len(waiter.queues) <= self._most_open // 2]
+        waited: frozenset[str] = frozenset[str]().union(*few)
+        return [
+            queue
+            for name, queue in self._queues.items()
+            if not queue.files.users and not queue.is_needed and name not in waited
+        ]
+
+    def _put_away(self, queue: Queue) -> None:
+        name = queue.files.name
+        self._stop_listening(queue)
+        del self._queues[name]
+        self._away.add(name)
+        queue.close()
+
+    # -- queues that are open ----------------------------------------------------------------------------------------
 
     def _is_in_place(self, queue: Queue) -> bool:
         now = time.monotonic()

@@ -13,7 +13,7 @@ from qworker.names import check_existing_queue
 
 __all__ = ["wait_for_work"]
 
-# Seconds between two checks whether a missing queue was created.
+# Seconds between two checks whether a missing queue was created, or one that is not open has messages.
 _ABSENT_PAUSE = 1.0
 
 
@@ -50,12 +50,15 @@ async def _next_events(store: DirectoryStore[Any], waiter: Waiter) -> tuple[floa
         return float("inf"), float("inf")
     due, check = float("inf"), _ABSENT_PAUSE
     for name in waiter.queues:
+        if store.has_nothing_to_lease(name):
+            continue
         queue = store.get(name)
         if queue is None:
             continue
-        store.listen(queue)
-        if await queue.has_work():
-            return 0.0, 0.0
+        with queue.files:
+            store.listen(queue)
+            if await queue.has_work():
+                return 0.0, 0.0
         due = min(due, queue.until_due())
         check = min(check, queue.until_check())
     return due, check

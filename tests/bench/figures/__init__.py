@@ -26,6 +26,7 @@ FIGURES = (
     "scaling",
     "restarts",
     "memory",
+    "serve",
     "poison",
     "peers",
     "depth",
@@ -40,7 +41,7 @@ FIGURES = (
     "mq",
 )
 # What they ask is a bound that `make bench` checks, and no speed: `--against` compares them only where they are named.
-COUNTED = ("health", "outage", "restarts", "memory", "poison")
+COUNTED = ("health", "outage", "restarts", "memory", "serve", "poison")
 # Those of the pipeline, which need a Java.
 SPARK_FIGURES = ("spark_read", "spark_load", "spark_archive")
 
