@@ -30,6 +30,8 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def table(spark: SparkSession) -> Iterator[str]:
+    # The page about tables creates it in the same session.
+    spark.sql("DROP TABLE IF EXISTS calls")
     yield "calls"
     spark.sql("DROP TABLE IF EXISTS calls")
 
