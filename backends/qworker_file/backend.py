@@ -27,6 +27,7 @@ from qworker_file.browse import FileBrowser
 from qworker_file.bulk import FileBulkStore
 from qworker_file.deviations import DEVIATIONS
 from qworker_file.lease import extend
+from qworker_file.load_mover import move_loads
 from qworker_file.open_queue import OpenQueue
 from qworker_file.options import FileOptions
 from qworker_file.publish import publish
@@ -77,8 +78,8 @@ class FileBackend(Backend):
         """Create an instance for `file:///abs/dir` or `file://./rel`.
 
         The options are `?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`,
-        `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770`, `?shared=0|1` and `?max_body=SIZE|none`,
-        and for the history `?history=0|1` and `?keep_history=7d,512M`.
+        `?poll_interval=DURATION`, `?fsq=0|1`, `?dir_mode=0700|0750|0770|02770`, `?shared=0|1` and
+        `?max_body=SIZE|none`, and for the history `?history=0|1` and `?keep_history=7d,512M`.
         """
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
 
@@ -145,7 +146,11 @@ class FileBackend(Backend):
         store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
             opened = store.get(check_queue(queue))
-            return 0 if opened is None else await store.reap(opened)
+            if opened is None:
+                return 0
+            if self._options.fsq:
+                await move_loads(store, opened)
+            return await store.reap(opened)
 
     # -- queues --------------------------------------------------------------------------------------------------------
 
