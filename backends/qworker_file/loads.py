@@ -26,6 +26,7 @@ from qworker.kit.store_errors import STORE_WIDE
 from qworker_file.load_names import ItemNames
 
 __all__ = [
+    "LOAD",
     "LoadReader",
     "SealedLoad",
     "StagedFile",
@@ -37,7 +38,8 @@ __all__ = [
     "staged_files",
 ]
 
-_PREFIX = "load-"
+# How the name of a sealed load begins.
+LOAD = "load-"
 _GONE = ".gone-"
 # How many directories of staged files a worker can skip when it meets another worker: about a thousand messages.
 _APART = 8
@@ -71,12 +73,12 @@ class StagedFile(msgspec.Struct, frozen=True, gc=False):
 
 def load_directory(load: str, manifest: Manifest, run: str) -> str:
     """Return the name of the directory of a sealed load."""
-    return f"{_PREFIX}{load}:{manifest.step}:{run}"
+    return f"{LOAD}{load}:{manifest.step}:{run}"
 
 
 def is_load(name: str) -> bool:
     """Return whether a name in a queue is that of a sealed load."""
-    return name.startswith(_PREFIX)
+    return name.startswith(LOAD)
 
 
 def sealed_loads(base: int, on_damage: Callable[[str, str], None] | None = None) -> list[SealedLoad]:
@@ -104,7 +106,7 @@ def sealed_loads(base: int, on_damage: Callable[[str, str], None] | None = None)
             on_damage(f"{name}/{SEAL}", str(error))
             continue
         if manifest is not None and manifest.partitions:
-            found.append(SealedLoad(name, name.removeprefix(_PREFIX).partition(":")[0], manifest))
+            found.append(SealedLoad(name, name.removeprefix(LOAD).partition(":")[0], manifest))
     return sorted(found, key=lambda each: (each.manifest.sealed_at, each.name))
 
 
@@ -115,7 +117,7 @@ def clean_up_loads(base: int) -> None:
         OSError: Something cannot be removed.
     """
     for name in names_in(".", base):
-        if name.startswith(f"{_GONE}{_PREFIX}"):
+        if name.startswith(f"{_GONE}{LOAD}"):
             remove_tree(name, base)
 
 

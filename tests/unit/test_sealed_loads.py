@@ -16,6 +16,7 @@ from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.bulk import Manifest, StagedPartition, message_id
 from qworker.bulk.load_files import LoadFiles
+from qworker.kit.directory import store
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from tests.support.waiting import give_turns
 
@@ -99,6 +100,24 @@ async def test_messages_of_loads_and_others_are_leased_in_the_order_of_publishin
     await backend.publish("q", [Draft(body=b"after")])
     expected = ["before", *rows_of("one", 1, 3), "between", *rows_of("two", 1, 3), "after"]
     assert await take(spool.open()) == expected
+
+
+async def test_a_load_is_found_in_a_queue_that_was_closed_because_others_are_used(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MOST_OPEN", 8)
+    backend = spool.open()
+    others = [f"other-{number}" for number in range(20)]
+    for queue in ("q", *others):
+        await backend.create(queue)
+        assert await backend.lease(queue, 1, 60.0) == []
+    # Twice: the second time, the queue is known to be empty.
+    for _ in range(2):
+        assert await backend.lease("q", 1, 60.0) == []
+        for queue in others:
+            assert await backend.lease(queue, 1, 60.0) == []
+    await spool.load("job", 1, 3)
+    assert await take(backend) == rows_of("job", 1, 3)
 
 
 async def test_a_waiting_worker_is_woken_by_the_seal(spool: Spool) -> None:
