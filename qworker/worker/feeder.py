@@ -194,7 +194,7 @@ class Feeder:
         for queue in tuple(self._queues):
             try:
                 blocked = (await self._backend.stats(queue)).blocked + await count_too_large_in(self._backend, queue)
-            except QueueNotFound:
+            except (QueueNotFound, *UNUSABLE):
                 continue
             if blocked:
                 reason = "they cannot be read or are larger than max_body: see `qworker doctor URL`"

@@ -170,17 +170,18 @@ class Worker:
 
     async def _create_queues(self, backend: Backend) -> None:
         """Create the queues. The loops report one that cannot be used, and its messages run when it can."""
-        failed: list[BackendError] = []
+        failed: dict[str, BackendError] = {}
         for queue in self.queues:
             try:
                 await backend.create(queue)
             except BackendError as error:
                 if not can_be_of_one_queue(backend, error):
                     raise
-                self._log.warning(events.QUEUE_UNUSABLE, queue=queue, error=describe_problem(error))
-                failed.append(error)
+                failed[queue] = error
         if len(failed) == len(self.queues):
-            raise failed[0]
+            raise next(iter(failed.values()))
+        for queue, error in failed.items():
+            self._log.warning(events.QUEUE_UNUSABLE, queue=queue, error=describe_problem(error))
 
     def _lifespan(self) -> AbstractAsyncContextManager[Any]:
         return nullcontext() if self._tasks.lifespan is None else self._tasks.lifespan(self._tasks)
