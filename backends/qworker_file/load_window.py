@@ -21,7 +21,9 @@ _RETRY = 1.0
 
 
 class LoadWindow:
-    """The loads of one queue. The oldest one comes first. Without loads, nothing here calls the system.
+    """The loads of one queue. The oldest one comes first.
+
+    Without loads, nothing here calls the system, except for a listing of the queue as often as its windows are listed.
 
     Args:
         files: The queue.
@@ -51,19 +53,18 @@ class LoadWindow:
         """Record that a load was added."""
         self._is_stale = True
 
-    def refresh(self, rescan: float | None) -> None:
+    def refresh(self, rescan: float) -> None:
         """Find new loads, and begin the next round of the known ones if it is time.
 
         Args:
-            rescan: Seconds between two listings if nothing reports new loads; None if `find` is called for each.
+            rescan: Seconds after which the queue is listed again although `find` was not called. No watch reports what
+                another host has sealed.
 
         Raises:
             OSError: The queue cannot be listed.
         """
-        if not self._is_stale and rescan is None and not self._resting:
-            return
         now = asyncio.get_running_loop().time()
-        if self._is_stale or (rescan is not None and now - self._listed_at >= rescan):
+        if self._is_stale or now - self._listed_at >= rescan:
             self._list(now)
         if now >= self._retry_at:
             self._blocked.take_due()

@@ -146,7 +146,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         if self._has_blocked:
             self._retry_blocked()
         self._take_due()
-        self.loads.refresh(None if self._is_watched else self._rescan)
+        self.loads.refresh(self._rescan)
         if self._ready or self._due:
             return True
         # Also if a load has messages: older ones may be in queue/.
@@ -160,7 +160,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
 
     async def _refresh(self) -> None:
         await super()._refresh()
-        self.loads.refresh(None if self._is_watched else self._rescan)
+        self.loads.refresh(self._rescan)
 
     def until_check(self) -> float:
         """Return the seconds until the next check. What other workers left of a load is looked for again soon."""

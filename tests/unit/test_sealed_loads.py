@@ -16,8 +16,12 @@ from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.bulk import Manifest, StagedPartition, message_id
 from qworker.bulk.load_files import LoadFiles
+from qworker.clock import SYSTEM_CLOCK
 from qworker.kit.directory import store
+from qworker.kit.directory.blocked import BlockedRecords
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
+from qworker_file.layout import open_queue
+from qworker_file.load_window import LoadWindow
 from tests.support.waiting import give_turns
 
 PARTS, ROWS = 3, 300
@@ -137,6 +141,28 @@ async def test_a_worker_with_a_backlog_finds_a_new_load(spool: Spool) -> None:
     assert await take(backend, 50) == rows_of("job", 1, 200)[:50]
     await backend.publish("q", [Draft(body=b"z")])
     assert await take(backend) == [*rows_of("job", 1, 200)[50:], "z"]
+
+
+async def test_a_load_that_no_watch_reports_is_found_by_a_listing(spool: Spool) -> None:
+    # As one of another host, on a shared file system.
+    await spool.open().create("q")
+    root = os.open(spool.root, os.O_RDONLY)
+    files = open_queue(root, "q")
+    assert files is not None
+    try:
+        window = LoadWindow(files, SYSTEM_CLOCK, BlockedRecords(files.base), local_time=False)
+        window.refresh(1e9)
+        await spool.load("job", 1, 3)
+        window.refresh(1e9)
+        assert window.first() is None
+        window.refresh(0.0)
+        first = window.first()
+        assert first is not None
+        assert "~job:0:0:0_" in first[0]
+        window.close()
+    finally:
+        files.close()
+        os.close(root)
 
 
 async def test_workers_that_share_a_load_take_each_message_once(spool: Spool) -> None:
