@@ -204,6 +204,12 @@ def runs(ledger: Path, ends: ProcessEnds) -> list[Run]:
     return sorted(found, key=lambda run: run.began)
 
 
+def has_repeats(ledger: Path) -> bool:
+    """Whether a message has started more than once."""
+    starts = [line.split()[1] for line in (ledger / "handlers").read_text().splitlines() if line.startswith("start ")]
+    return len(set(starts)) < len(starts)
+
+
 def _has_ended(process: int) -> bool:
     """Whether a process runs no more, even if its parent has not seen it."""
     try:
@@ -272,7 +278,8 @@ def test_no_two_handlers_of_one_message_run_at_once(scheme: str, tmp_path: Path)
         soak = stack.enter_context(soaking(url, tmp_path, visibility=SHORT, long=1.5 * SHORT))
         wait_for(lambda: soak.books.finished, "the first message", soak.errors)
         draw, began = random.Random(9), time.monotonic()
-        while time.monotonic() < began + max(16.0, SECONDS) or not soak.killed:
+        # On a busy machine, the first kills may meet no handler.
+        while time.monotonic() < began + max(16.0, SECONDS) or not soak.killed or not has_repeats(soak.ledger):
             soak.turn()
             if server is not None:
                 _strike(server, draw, soak.events)
