@@ -180,8 +180,8 @@ class Worker:
                 failed[queue] = error
         if len(failed) == len(self.queues):
             raise next(iter(failed.values()))
-        for queue, error in failed.items():
-            self._log.warning(events.QUEUE_UNUSABLE, queue=queue, error=describe_problem(error))
+        for queue, reason in failed.items():
+            self._log.warning(events.QUEUE_UNUSABLE, queue=queue, error=describe_problem(reason))
 
     def _lifespan(self) -> AbstractAsyncContextManager[Any]:
         return nullcontext() if self._tasks.lifespan is None else self._tasks.lifespan(self._tasks)
