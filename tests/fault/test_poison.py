@@ -92,6 +92,7 @@ class Poisoned:
         self.url = f"file://{folder}/spool"
         self.starts = folder / "starts"
         self.starts.touch()
+        self.ids: list[str] = []
         self.environment = {
             **os.environ,
             "URL": self.url,
@@ -104,13 +105,9 @@ class Poisoned:
         return [sys.executable, "-m", "qworker", *arguments]
 
     def enqueue(self, task: str, *arguments: str) -> None:
-        subprocess.run(
-            self.command("enqueue", "poison_app:tasks", task, *arguments),
-            cwd=self.folder,
-            env=self.environment,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        command = self.command("enqueue", "poison_app:tasks", task, *arguments)
+        done = subprocess.run(command, cwd=self.folder, env=self.environment, check=True, stdout=subprocess.PIPE)
+        self.ids.append(done.stdout.decode().strip())
 
     @contextmanager
     def worker(self, *options: str, output: IO[bytes] | None = None) -> Generator[subprocess.Popen[bytes]]:
@@ -154,7 +151,14 @@ class Poisoned:
         asyncio.run(reaped())
 
     def is_empty(self) -> bool:
-        return not any(self.stored(state) for state in _WAITING)
+        """Whether all messages were acked or failed. Listings of one state after another could miss one that moves."""
+
+        async def found() -> list[StoredMessage]:
+            async with aclosing(open_backend(self.url)) as backend:
+                await backend.open()
+                return await backend.find("default", self.ids)
+
+        return all(one.state in {State.FAILED, State.DONE} for one in asyncio.run(found()))
 
 
 @pytest.fixture
