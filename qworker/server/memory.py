@@ -61,14 +61,14 @@ class MemoryBudget:
         return max(1, min(most, self.total // 4 // max(1, size)))
 
     def try_reserve(self, size: int, *, share: float = 1.0) -> bool:
-        """Reserve bytes if this share of the budget has room. `release` gives them back."""
+        """Reserve bytes if this share of the budget has room. `release` returns them."""
         if self._waiting or self._free - size < self.total * (1 - share):
             return False
         self._free -= size
         return True
 
     async def reserve(self, size: int) -> int:
-        """Reserve bytes, and return how many `release` must give back.
+        """Reserve bytes, and return how many `release` must return.
 
         Raises:
             ServerBusy: There is still no room after some seconds.

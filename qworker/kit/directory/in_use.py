@@ -53,7 +53,7 @@ class QueuesInUse:
                     del self._users[queue]
 
     def to_close(self, opened: Collection[str], is_needed: Callable[[str], bool]) -> list[str]:
-        """Return the queues to close before one more is opened, those first that nobody has used for longest.
+        """Return the queues to close before one more is opened, those first that no call has used for longest.
 
         Args:
             opened: The names of the open queues.

@@ -207,7 +207,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         return False
 
     def close_unused(self) -> None:
-        """Close the queues that nobody has used for some time. It is checked now and then."""
+        """Close the queues that no call has used for some time. It is checked periodically."""
         now = time.monotonic()
         if now - self._tidied_at >= _TIDY_EVERY:
             self._tidied_at = now
