@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -227,9 +228,9 @@ class FsqWork:
         try:
             return self._end(how, reason, why)
         except OSError as error:
-            files, name = self.claimed.files, self.claimed.name
+            files, name, is_kept = self.claimed.files, self.claimed.name, self._is_kept()
             self.claimed.close()
-            if not is_about_one_file(error, files.tmp, files.queue, files.done, files.fail):
+            if is_kept or not is_about_one_file(error, files.tmp, files.queue, files.done, files.fail):
                 raise store_error(error, f"store the outcome of {name}") from error
             return f"{name}: it cannot be moved, so it stays in the queue: {error.strerror}"
 
@@ -248,6 +249,11 @@ class FsqWork:
         if not ended:
             return f"{name}: another process has moved it, so it is not changed"
         return None if why is None else f"{why} for item {name}; failed permanently"
+
+    def _is_kept(self) -> bool:
+        """Return whether the directory keeps the items of other users, as this one: a sticky directory does."""
+        is_sticky = bool(os.fstat(self.claimed.files.queue).st_mode & stat.S_ISVTX)
+        return is_sticky and os.fstat(self.claimed.fd).st_uid != os.geteuid()
 
     def leave(self) -> None:
         """Close the file. A program that has it on standard input keeps the lock."""

@@ -19,7 +19,7 @@ local size, MOST_BYTES = 0, 8388608
 local function tell_of(id, state, place)
   local fields = fields_of(message, id)
   if #fields == 0 then return end
-  for _, field in ipairs(fields) do size = size + #field end
+  size = size + size_of(fields)
   local value = values_of(tries, enqueued, origins, {id}, {fields})[1]
   local claim, error = call('HGET', claims, id) or '', call('HGET', errors, id) or ''
   for _, part in ipairs({id, value, state, place or '0', claim, error}) do
