@@ -32,7 +32,7 @@ from qworker.server.batcher import Batcher
 from qworker.server.client_leases import ClientLeases, parse_token
 from qworker.server.error_responses import to_error_response
 from qworker.server.idempotency import Idempotency
-from qworker.server.memory import DEFAULT_MEMORY, IncomingBody, MemoryBudget, respond_in_parts
+from qworker.server.memory import DEFAULT_BODY_LIMIT, DEFAULT_MEMORY, IncomingBody, MemoryBudget, respond_in_parts
 from qworker.server.reaper import ServerReaper
 from qworker.server.schemas import LeaseGrant
 
@@ -53,24 +53,20 @@ class MqApp:
         backend: Backend,
         *,
         token: str | None,
-        body_limit: int,
+        memory: MemoryBudget,
         visibility: float,
-        memory: int,
         additions: bool,
         reaps: bool,
         fetch_workers: int | None,
     ) -> None:
         self.backend = backend
-        self.memory = MemoryBudget(memory)
-        if backend.max_body is not None:
-            body_limit = min(body_limit, backend.max_body)
-        self.body_limit = body_limit
-        self.leases = ClientLeases(backend, self.memory, body_limit)
+        self.memory = memory
+        self.leases = ClientLeases(backend, memory)
         self.visibility = visibility
         self._access = Access(token)
         self._posts = Batcher(self._post_batch)
         get_batch = self._get_batch if fetch_workers is None else self._get_batch_in_turn
-        self._gets = Batcher(get_batch, self.memory.batch(256, body_limit))
+        self._gets = Batcher(get_batch, memory.batch(256))
         self._fetching = [asyncio.Lock() for _ in range(fetch_workers or 0)]
         self._removals = Batcher(self._remove_batch)
         self._idempotency = Idempotency(backend)
@@ -80,9 +76,7 @@ class MqApp:
         if additions:
             from qworker.server.native_routes import make_native_routes
 
-            self._additions = make_native_routes(
-                backend, self.leases, self.memory, body_limit=body_limit, lease_time=visibility
-            )
+            self._additions = make_native_routes(backend, self.leases, memory, lease_time=visibility)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
@@ -157,7 +151,7 @@ class MqApp:
 
     async def _post(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
         key = get_header(scope, b"idempotency-key")
-        async with IncomingBody(self.memory, scope, receive, self.body_limit) as body:
+        async with IncomingBody(self.memory, scope, receive, self.memory.body_limit) as body:
             if key is None:
                 message_id = await self._posts.add(queue, Draft(body=body))
             else:
@@ -197,7 +191,7 @@ class MqApp:
     async def _get_batch(self, queue: str, visibilities: Sequence[float]) -> Sequence[LeaseGrant | None]:
         results: list[LeaseGrant | None] = [None] * len(visibilities)
         # The sizes are not known before the lease.
-        reserved = await self.memory.reserve(len(visibilities) * self.body_limit)
+        reserved = await self.memory.reserve(len(visibilities) * self.memory.body_limit)
         try:
             # Usually all requests have the same visibility timeout.
             for visibility in dict.fromkeys(visibilities):
@@ -269,7 +263,7 @@ def create_app(
     backend: Backend,
     *,
     token: str | None = None,
-    body_limit: int = 1 << 20,
+    body_limit: int = DEFAULT_BODY_LIMIT,
     visibility_timeout: float = 30.0,
     memory: int = DEFAULT_MEMORY,
     additions: bool = True,
@@ -292,12 +286,13 @@ def create_app(
         fetch_workers: Number of fetches without a wait that run at the same time. Each queue belongs to one of them,
             by the CRC-32 of its name, as in mq. None: one for each queue.
     """
+    if backend.max_body is not None:
+        body_limit = min(body_limit, backend.max_body)
     return MqApp(
         backend,
         token=token,
-        body_limit=body_limit,
+        memory=MemoryBudget(memory, body_limit),
         visibility=visibility_timeout,
-        memory=memory,
         additions=additions,
         reaps=reaps,
         fetch_workers=fetch_workers,

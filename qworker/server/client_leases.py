@@ -39,14 +39,12 @@ class ClientLeases:
     Args:
         backend: The backend of the leases.
         memory: The memory of bodies.
-        body_limit: Maximum bytes of a message's body.
         clock: The clock that decides when old leases are dropped.
     """
 
-    def __init__(self, backend: Backend, memory: MemoryBudget, body_limit: int, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, backend: Backend, memory: MemoryBudget, clock: Clock = SYSTEM_CLOCK) -> None:
         self._backend = backend
         self._memory = memory
-        self._body_limit = body_limit
         self._clock = clock
         self._held: dict[tuple[str, str], Lease] = {}
         # The number of calls of `take` that run now, by queue.
@@ -72,7 +70,7 @@ class ClientLeases:
         taken: list[Lease] = []
         try:
             # Their sizes are not known.
-            wanted = self._memory.batch(limit, self._body_limit)
+            wanted = self._memory.batch(limit)
             while taken_now := await self._lease(queue, wanted, visibility, 0.0 if taken else timeout):
                 taken += taken_now
                 if len(taken_now) < wanted or (wanted := self._wanted(limit, taken)) <= 0:

@@ -19,10 +19,11 @@ from qworker.kit.body_slices import ON_LOOP
 from qworker.kit.store_errors import store_errors
 from qworker.kit.threads import BlockingCall, run_in_thread
 
-__all__ = ["DEFAULT_MEMORY", "IncomingBody", "MemoryBudget", "ServerBusy", "respond_in_parts"]
+__all__ = ["DEFAULT_BODY_LIMIT", "DEFAULT_MEMORY", "IncomingBody", "MemoryBudget", "ServerBusy", "respond_in_parts"]
 
 # Bytes.
 DEFAULT_MEMORY = 128 << 20
+DEFAULT_BODY_LIMIT = 1 << 20
 # A body of at most this size stays in memory while it arrives.
 _SMALL = 1 << 16
 # The share of the budget in which larger bodies can stay in memory while they arrive.
@@ -47,18 +48,22 @@ class MemoryBudget:
 
     Args:
         total: The number of bytes. A larger body gets all of them.
+        body_limit: Maximum bytes of a message's body.
         patience: Seconds that a request waits.
     """
 
-    def __init__(self, total: int = DEFAULT_MEMORY, patience: float = _PATIENCE) -> None:
+    def __init__(
+        self, total: int = DEFAULT_MEMORY, body_limit: int = DEFAULT_BODY_LIMIT, *, patience: float = _PATIENCE
+    ) -> None:
         self.total = total
+        self.body_limit = body_limit
         self._patience = patience
         self._free = total
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def batch(self, most: int, size: int) -> int:
-        """Return how many bodies of this size at most one call may have, at least one."""
-        return max(1, min(most, self.total // 4 // max(1, size)))
+    def batch(self, most: int) -> int:
+        """Return how many bodies of the largest size at most one call may have, at least one."""
+        return max(1, min(most, self.total // 4 // max(1, self.body_limit)))
 
     def try_reserve(self, size: int, *, share: float = 1.0) -> bool:
         """Reserve bytes if this share of the budget has room. `release` returns them."""

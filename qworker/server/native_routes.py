@@ -68,17 +68,13 @@ class NativeRoutes:
         backend: The backend.
         leases: The leases of the server's clients.
         memory: The memory of bodies.
-        body_limit: Maximum bytes of a message's body.
         lease_time: Lease length in seconds, if the request has none.
     """
 
-    def __init__(
-        self, backend: Backend, leases: ClientLeases, memory: MemoryBudget, *, body_limit: int, lease_time: float
-    ) -> None:
+    def __init__(self, backend: Backend, leases: ClientLeases, memory: MemoryBudget, *, lease_time: float) -> None:
         self._backend = backend
         self._memory = memory
         self._leases = leases
-        self._body_limit = body_limit
         self._lease_time = lease_time
 
     def routes(self) -> list[Route]:
@@ -106,7 +102,7 @@ class NativeRoutes:
             ("POST", "/-/{queue}/resume", self.resume),
         ]
         routes = [Route(path, handler, methods=[method]) for method, path, handler in table]
-        return [*history_routes(self._backend, self._memory, self._body_limit * _BATCH), *routes]
+        return [*history_routes(self._backend, self._memory, self._memory.body_limit * _BATCH), *routes]
 
     # -- about the server --------------------------------------------------------------------------------------------
 
@@ -171,7 +167,7 @@ class NativeRoutes:
         queue = _queue(request)
         drafts = await self._read(request, list[Draft])
         for draft in drafts:
-            check_draft(draft, self._body_limit)
+            check_draft(draft, self._memory.body_limit)
         size = sum([len(draft.body) for draft in drafts])
         self._memory.charge(size)
         try:
@@ -189,7 +185,7 @@ class NativeRoutes:
         if wait:
             grants = await self._leases.take_unless_disconnected(request.receive, queue, limit, visibility, wait)
             return self._grant(request, grants)
-        reserved = await self._memory.reserve(self._memory.batch(limit, self._body_limit) * self._body_limit)
+        reserved = await self._memory.reserve(self._memory.batch(limit) * self._memory.body_limit)
         try:
             return self._grant(request, await self._leases.take(queue, limit, visibility))
         finally:
@@ -336,7 +332,7 @@ class NativeRoutes:
         return get_number(given, "visibility_timeout", self._lease_time, least=0.001, most=7 * 86400.0)
 
     async def _read(self, request: Request, kind: type[T]) -> T:
-        limit = self._body_limit * _BATCH
+        limit = self._memory.body_limit * _BATCH
         async with IncomingBody(self._memory, request.scope, request.receive, limit, _COPIES) as body:
             try:
                 return msgspec.json.decode(body or b"{}", type=kind)
@@ -344,12 +340,10 @@ class NativeRoutes:
                 raise UsageError(f"the body is not valid: {error}") from error
 
 
-def make_native_routes(
-    backend: Backend, leases: ClientLeases, memory: MemoryBudget, *, body_limit: int, lease_time: float
-) -> Starlette:
+def make_native_routes(backend: Backend, leases: ClientLeases, memory: MemoryBudget, *, lease_time: float) -> Starlette:
     """Return the application under `/-/`."""
     return Starlette(
-        routes=NativeRoutes(backend, leases, memory, body_limit=body_limit, lease_time=lease_time).routes(),
+        routes=NativeRoutes(backend, leases, memory, lease_time=lease_time).routes(),
         exception_handlers={
             HTTPException: _to_json,
             QworkerError: _refused,

@@ -69,9 +69,9 @@ def test_a_max_body_that_is_no_size_is_refused(text: str) -> None:
 
 
 def test_http_takes_at_most_one_mib_and_never_more_than_max_body() -> None:
-    assert create_app(open_backend("memory:")).body_limit == 1 << 20
-    assert create_app(open_backend("memory:"), body_limit=1 << 30).body_limit == 64 << 20
-    assert create_app(open_backend("memory:?max_body=1KiB")).body_limit == 1024
+    assert create_app(open_backend("memory:")).memory.body_limit == 1 << 20
+    assert create_app(open_backend("memory:"), body_limit=1 << 30).memory.body_limit == 64 << 20
+    assert create_app(open_backend("memory:?max_body=1KiB")).memory.body_limit == 1024
 
 
 @pytest_asyncio.fixture

@@ -264,9 +264,7 @@ def test_the_openapi_document_has_every_path_that_is_served(server: Served) -> N
 
     routes = {
         (route.path, method.lower())
-        for route in NativeRoutes(
-            server.app.backend, server.app.leases, server.app.memory, body_limit=1, lease_time=1.0
-        ).routes()
+        for route in NativeRoutes(server.app.backend, server.app.leases, server.app.memory, lease_time=1.0).routes()
         for method in route.methods or ()
     }
     described = {(path, method) for path, item in served_document["paths"].items() for method in item}
