@@ -10,12 +10,17 @@ from functools import cached_property
 
 from qworker.kit.files import raise_file_limit
 
-__all__ = ["QueuesInUse"]
+__all__ = ["LEAST_OPEN", "QueuesInUse", "most_open"]
 
 # Queues that are open at once: fewer if this process may open few files.
-_MOST_OPEN, _LEAST_OPEN = 256, 8
+_MOST_OPEN, LEAST_OPEN = 256, 8
 # Seconds between two looks of waits at a queue that is not open, while many are.
 _LOOK_EVERY = 1.0
+
+
+def most_open(descriptors: int) -> int:
+    """Return how many queues are open at once, if each takes so many descriptors."""
+    return max(LEAST_OPEN, min(_MOST_OPEN, raise_file_limit() // 4 // descriptors))
 
 
 class QueuesInUse:
@@ -35,7 +40,7 @@ class QueuesInUse:
     @cached_property
     def most_open(self) -> int:
         """How many queues are open at once."""
-        return max(_LEAST_OPEN, min(_MOST_OPEN, raise_file_limit() // 4 // self._descriptors))
+        return most_open(self._descriptors)
 
     @contextmanager
     def using(self, *queues: str) -> Generator[None]:

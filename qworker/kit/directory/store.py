@@ -14,12 +14,12 @@ from qworker.clock import Clock
 from qworker.kit.directory.closing import CLOSE_AFTER, log_replaced
 from qworker.kit.directory.empty_directories import EmptyDirectories
 from qworker.kit.directory.followed_queue import FollowedQueue
+from qworker.kit.directory.in_use import LEAST_OPEN, most_open
 from qworker.kit.directory.place import Place
 from qworker.kit.directory.queue_files import list_queue_names
 from qworker.kit.directory.root import most_leases, open_root, warn_of_limit
 from qworker.kit.directory.waiter import Waiter
 from qworker.kit.file_system import FileSystem
-from qworker.kit.files import raise_file_limit
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Inotify
 
@@ -27,8 +27,6 @@ __all__ = ["DirectoryStore"]
 
 # Seconds between two checks whether a queue was removed or replaced.
 _CHECK_EVERY = 1.0
-# Queues that are open at once: fewer if this process may open few files.
-_MOST_OPEN, _LEAST_OPEN = 256, 8
 # Seconds after its last use until a queue is closed, and between two checks.
 _UNUSED, _TIDY_EVERY = 60.0, 5.0
 # Seconds between two complete reapings of a queue that is not open.
@@ -72,7 +70,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         self._queues: dict[str, Queue] = {}
         # Queues that were closed because nobody used them.
         self._away: set[str] = set()
-        self._most_open = max(_LEAST_OPEN, min(_MOST_OPEN, raise_file_limit() // 4 // self.descriptors))
+        self._most_open = most_open(self.descriptors)
         self._empty = EmptyDirectories(self.root)
         # Monotonic seconds of the last complete reaping of each queue that is not open, and of the last tidying.
         self._reaped: dict[str, float] = {}
@@ -94,7 +92,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         """Return how many more leases may hold a file open. If there is no room, log that once."""
         held = [len(queue.own) for queue in self._queues.values() if queue.own]
         # A queue with leases stays open. The first ones are part of what is kept for other uses.
-        pinned = max(0, len(held) - _LEAST_OPEN) * self.descriptors
+        pinned = max(0, len(held) - LEAST_OPEN) * self.descriptors
         room = max(0, self.most_held - sum(held) - pinned)
         if room == 0 and not self._has_warned:
             self._has_warned = True
