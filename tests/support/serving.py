@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import queue
 import threading
 from collections.abc import Callable, Generator
@@ -17,6 +18,9 @@ from qworker.asgi.server import bind
 from qworker.backend import Backend
 from qworker.server.app import MqApp, create_app
 from qworker.server.server import serve
+
+# The status, headers and body.
+Response = tuple[int, http.client.HTTPMessage, bytes]
 
 
 class Served(msgspec.Struct):
@@ -66,3 +70,14 @@ def served(
         server.force_exit = True
         thread.join(timeout=50)
         assert not thread.is_alive(), "the server does not end"
+
+
+def ask(server: Served, method: str, path: str, body: bytes | None = None, **headers: str) -> Response:
+    """Send one request. In the names of headers, `_` stands for `-`."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=50)
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+    finally:
+        connection.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +11,8 @@ import pytest
 
 from qworker.backend.registry import open_backend
 from tests.support.servers import RedisServer, free_port
-from tests.support.serving import Served, served
+from tests.support.serving import Response, ask, served
 
-Response = tuple[int, http.client.HTTPMessage, bytes]
 # Returns the URL of an empty store by its scheme.
 Stores = Callable[[str], str]
 
@@ -25,16 +23,6 @@ def stores(tmp_path: Path) -> Iterator[Stores]:
         yield (
             lambda scheme: f"redis://127.0.0.1:{redis.port}/0" if scheme == "redis" else f"{scheme}://{tmp_path}/spool"
         )
-
-
-def ask(server: Served, method: str, path: str, body: bytes | None = None, **headers: str) -> Response:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=50)
-    try:
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        response = connection.getresponse()
-        return response.status, response.headers, response.read()
-    finally:
-        connection.close()
 
 
 @pytest.mark.parametrize("store", ["file", "mq", "redis"])

@@ -28,19 +28,7 @@ from qworker.testing.wait_until import wait_until
 from qworker_memory import MemoryBackend
 from qworker_mq.ids import new_uuids
 from tests.support.servers import RedisServer
-from tests.support.serving import Served, served
-
-Response = tuple[int, http.client.HTTPMessage, bytes]
-
-
-def ask(server: Served, method: str, path: str, body: bytes | None = None, **headers: str) -> Response:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=50)
-    try:
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        response = connection.getresponse()
-        return response.status, response.headers, response.read()
-    finally:
-        connection.close()
+from tests.support.serving import Response, Served, ask, served
 
 
 def memory() -> MemoryBackend:
