@@ -197,7 +197,8 @@ def strays(root: Path) -> list[str]:
         return []
     long_ago = time.time() - 40 * 3600
     for unfinished in (queue / "tmp").iterdir():
-        os.utime(unfinished, (long_ago, long_ago))
+        # A link, too: its target is no file.
+        os.utime(unfinished, (long_ago, long_ago), follow_symlinks=False)
     asyncio.run(_reap(f"file://{root}"))
     folders = [queue / name for name in ("tmp", "queue", "lease", "delay", "names", "workers")]
     return sorted(str(path.relative_to(queue)) for folder in folders for path in folder.iterdir())
