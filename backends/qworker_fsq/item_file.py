@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 
+from qworker.kit.directory.queue_files import is_directory
 from qworker.kit.directory.reasons import write_reason
 from qworker.kit.files import find_inode, try_unlink
 from qworker.kit.planted import rename_file
@@ -66,19 +67,24 @@ def fail_item(files: QueueDir, name: str, reason: str | None) -> bool:
 def _free_name(files: QueueDir, name: str) -> str:
     """Return a free name in fail/.
 
-    If an item was enqueued twice, both failures are kept, the later one with more tries.
+    If an item was enqueued twice, both failures are kept, the later one with more tries. A directory is no item: the
+    rename moves it aside.
     """
-    if find_inode(name, files.fail) is None:
+    if not _is_taken(name, files.fail):
         return name
     try:
         tries = parse(name, files.constants).tries
     except InvalidItemName:
         return name
     target = name
-    while len(os.fsencode(target)) <= MAX_NAME and find_inode(target, files.fail) is not None:
+    while len(os.fsencode(target)) <= MAX_NAME and _is_taken(target, files.fail):
         tries += 1
         target = with_tries(name, tries, files.constants)
     return target if len(os.fsencode(target)) <= MAX_NAME else name
+
+
+def _is_taken(name: str, directory: int) -> bool:
+    return find_inode(name, directory) is not None and not is_directory(directory, name)
 
 
 def read_due(status: os.stat_result) -> float | None:

@@ -225,10 +225,8 @@ async def test_a_directory_in_the_place_of_a_message_holds_up_no_settlement(case
         make_directory(planted, tmp_path)
         with structlog.testing.capture_logs() as lines:
             assert await backend.settle([Settlement(lease=lease, action=action, error="no luck")]) == []
-        if "fsq" not in case:
-            # An fsq item that failed gets another free name.
-            assert [line["event"] for line in lines] == ["directory_moved_aside"]
-            assert (planted.parent / lines[0]["moved_to"] / "full").read_text() == "of something"
+        assert [line["event"] for line in lines] == ["directory_moved_aside"]
+        assert (planted.parent / lines[0]["moved_to"] / "full").read_text() == "of something"
         stats = await backend.stats("q")
         assert stats.leased == 0
         if action is SettleAction.RELEASE:
