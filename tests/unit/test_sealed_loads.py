@@ -17,7 +17,7 @@ from qworker.backend.registry import open_backend
 from qworker.bulk import Manifest, StagedPartition, message_id
 from qworker.bulk.load_files import LoadFiles
 from qworker.clock import SYSTEM_CLOCK
-from qworker.kit.directory import store
+from qworker.kit.directory import in_use
 from qworker.kit.directory.blocked import BlockedRecords
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker_file.layout import open_queue
@@ -109,7 +109,7 @@ async def test_messages_of_loads_and_others_are_leased_in_the_order_of_publishin
 async def test_a_load_is_found_in_a_queue_that_was_closed_because_others_are_used(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_MOST_OPEN", 8)
+    monkeypatch.setattr(in_use, "_MOST_OPEN", 8)
     backend = spool.open()
     others = [f"other-{number}" for number in range(20)]
     for queue in ("q", *others):
