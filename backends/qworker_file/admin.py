@@ -8,8 +8,8 @@ import secrets
 
 from qworker.kit.directory.admin import remove_queue, remove_selected
 from qworker.kit.directory.browser import MessageFile
-from qworker.kit.files import find_inode, remove_entry, try_unlink
-from qworker.kit.opening import create_file
+from qworker.kit.files import close_all, find_inode, remove_entry, try_unlink
+from qworker.kit.opening import create_file, open_directory
 from qworker.kit.planted import rename_file
 from qworker.message import Selection, State
 from qworker_file.browse import FileBrowser
@@ -23,6 +23,8 @@ __all__ = ["delete_queue", "pause", "remove", "requeue", "resume"]
 
 # Names changed between two turns of the loop; about 2 ms of work.
 _SLICE = 100
+# From this number of descriptors on, a commit syncs the whole file system (qworker.kit.group_commit).
+_SYNC_ALL = 256
 
 
 async def requeue(store: Store, browser: FileBrowser, selection: Selection) -> int:
@@ -71,8 +73,27 @@ async def remove(store: Store, browser: FileBrowser, selection: Selection) -> in
 
     removed = await remove_selected(browser, selection, remove_file)
     browser.queue.lose([file.item for file in removed if file.state is State.LEASED])
-    await store.commit({file.directory for file in removed})
+    # A staged file of a load is named by its path: the directory that changed is below the queue.
+    staged = _open_directories({os.path.dirname(file.name) for file in removed if "/" in file.name}, browser.files.base)
+    try:
+        await store.commit({file.directory for file in removed}, staged)
+    finally:
+        close_all(staged)
     return len(removed)
+
+
+def _open_directories(paths: set[str], base: int) -> list[int]:
+    """Open directories that changed: so many of them at most that one sync of the file system serves all."""
+    opened: list[int] = []
+    for path in sorted(paths):
+        if len(opened) == _SYNC_ALL:
+            break
+        try:
+            opened.append(open_directory(path, base))
+        except FileNotFoundError:
+            # A worker found it empty and removed it, and with it the names.
+            continue
+    return opened
 
 
 async def pause(store: Store, queue: OpenQueue) -> None:

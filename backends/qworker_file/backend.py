@@ -39,6 +39,7 @@ from qworker_file.bulk import FileBulkStore
 from qworker_file.deviations import DEVIATIONS
 from qworker_file.holds import held_until
 from qworker_file.lease import extend
+from qworker_file.load_mover import move_loads
 from qworker_file.open_queue import OpenQueue
 from qworker_file.options import FileOptions
 from qworker_file.publish import publish
@@ -89,8 +90,8 @@ class FileBackend(Backend):
         """Create an instance for `file:///abs/dir` or `file://./rel`.
 
         The options are `?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`,
-        `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770`, `?shared=0|1` and `?max_body=SIZE|none`,
-        and for the history `?history=0|1` and `?keep_history=7d,512M`.
+        `?poll_interval=DURATION`, `?fsq=0|1`, `?dir_mode=0700|0750|0770|02770`, `?shared=0|1` and
+        `?max_body=SIZE|none`, and for the history `?history=0|1` and `?keep_history=7d,512M`.
         """
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
 
@@ -158,7 +159,12 @@ class FileBackend(Backend):
         with store_errors(f"reap {queue!r}"):
             store.close_unused()
             opened = None if store.has_nothing_to_reap(check_existing_queue(queue)) else store.get(queue)
-            return 0 if opened is None else await store.reap(opened)
+            if opened is None:
+                return 0
+            if self._options.fsq:
+                with opened.files:
+                    await move_loads(store, opened)
+            return await store.reap(opened)
 
     # -- queues --------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from qworker.message import Message, State
 from qworker_file.foreign import read_arguments
 from qworker_file.id_place import Place, locate
 from qworker_file.layout import QueueDir
+from qworker_file.loads import is_load, staged_files
 from qworker_file.names import may_lack_link, parse_delay, parse_id, parse_item, parse_lease, reason_name
 from qworker_file.open_queue import OpenQueue
 
@@ -49,6 +50,10 @@ class FileBrowser(QueueBrowser[QueueDir]):
                 async for names in name_slices(files.delay):
                     waiting = [file for name in names if (file := self._delayed(name, now)) is not None]
                     yield [file for file in waiting if file.state is state]
+            if state is State.READY:
+                # Before queue/: a mover renames files from here to there.
+                async for staged in staged_files(files.base, local_time=self._local_time):
+                    yield [MessageFile(state, files.base, file.path, file.item) for file in staged]
             directory = self._directory(state)
             if directory is not None:
                 async for names in name_slices(directory):
@@ -91,6 +96,11 @@ class FileBrowser(QueueBrowser[QueueDir]):
             names = _list_sorted(files.delay, _by_item(share, parse_delay, 1))
             waiting = [file for name in names if (file := self._delayed(name, now)) is not None]
             found += [file for file in waiting if file.state is state]
+        if state is State.READY:
+            async for staged in staged_files(files.base, local_time=self._local_time):
+                found += [
+                    MessageFile(state, files.base, file.path, file.item) for file in staged if share.has(file.item)
+                ]
         return found
 
     async def matching(self, ids: frozenset[str], *states: State) -> AsyncIterator[MessageFile]:
@@ -114,12 +124,13 @@ class FileBrowser(QueueBrowser[QueueDir]):
         return None if state is None else MessageFile(state, place.descriptor(self.files), place.name, place.name)
 
     def glance(self, retention: Mapping[str, str]) -> QueueGlance:
-        """Glance at the queue without listing it. Ready messages are in queue/, and due ones in delay/."""
+        """Glance at the queue without listing it. Ready messages are in queue/ and in loads, and due ones in delay/."""
         files = self.files
+        has_loads = any(map(is_load, os.listdir(files.base)))
         return QueueGlance(
             is_paused=files.is_down,
             has_leases=not has_at_most(files.lease, 0),
-            is_short=all(has_at_most(directory, COUNTED) for directory in (files.queue, files.delay)),
+            is_short=not has_loads and all(has_at_most(one, COUNTED) for one in (files.queue, files.delay)),
             retention=retention,
         )
 

@@ -21,6 +21,8 @@ from qworker_file.layout import QueueDir
 from qworker_file.lease import ExpiryClock, FileLease, claim, read_large_body
 from qworker_file.lease_end import release
 from qworker_file.lease_length import CLOCK_STEP
+from qworker_file.load_window import LoadWindow
+from qworker_file.loads import is_load
 from qworker_file.names import LAST_DUE_MS, delay_name, is_delay_name, is_due_time, parse_delay
 from qworker_file.read_ahead import ReadAhead
 from qworker_file.reap import ObservedLease, QueueReaper
@@ -61,6 +63,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         self._delayed = Window(files.delay, local=local_disk, skip=blocked_delayed, is_ordered=is_delay_name)
         super().__init__(files, clock, inotify, (self._ready, self._delayed), local_disk=local_disk, rescan=rescan)
         self._blocked = {files.queue: blocked_ready, files.delay: blocked_delayed}
+        self.loads = LoadWindow(files, clock, records, local_time=local_time)
         self._holder = holder
         self._local_disk = local_disk
         self._local_time = local_time
@@ -101,8 +104,10 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         elif name[0] != ".":
             self._delayed.add(name)
 
-    def _on_base_change(self, _name: str | None) -> None:
+    def _on_base_change(self, name: str | None) -> None:
         self._is_stirred = True
+        if name is None or is_load(name):
+            self.loads.find()
 
     def _offer(self, name: str) -> None:
         self._ready.add(name)
@@ -141,11 +146,25 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         if self._has_blocked:
             self._retry_blocked()
         self._take_due()
+        self.loads.refresh(self._rescan)
         if self._ready or self._due:
             return True
+        # Also if a load has messages: older ones may be in queue/.
         await self._refresh()
         self._take_due()
-        return bool(self._ready or self._due)
+        return self._has_candidates
+
+    @property
+    def _has_candidates(self) -> bool:
+        return bool(self._ready or self._due or self.loads)
+
+    async def _refresh(self) -> None:
+        await super()._refresh()
+        self.loads.refresh(self._rescan)
+
+    def until_check(self) -> float:
+        """Return the seconds until the next check. What other workers left of a load is looked for again soon."""
+        return min(super().until_check(), self.loads.until_retry())
 
     def _retry_blocked(self) -> None:
         for source, window in ((self.files.queue, self._ready), (self.files.delay, self._delayed)):
@@ -248,7 +267,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             if found is None:
                 await self._refresh()
                 self._take_due()
-                if not (self._ready or self._due):
+                if not self._has_candidates:
                     return
                 continue
             source, name, item = found
@@ -281,12 +300,17 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         try:
             claimed = claim(files, source, name, item, suffix, now=now, local=self._local_time)
         except OSError as error:
+            if source not in self._blocked:
+                self.loads.block(error, source)
+                return ClaimResult.BLOCKED
             if self._block(source, name, error, files.lease):
                 return ClaimResult.BLOCKED
             # The store failed, not the message, which is tried again.
             self.added(*(([name], []) if source == files.queue else ([], [name])), returned=True)
             raise
-        if self._has_blocked and claimed is not ClaimResult.TOO_LARGE:
+        if source not in self._blocked:
+            self.loads.on_claimed(claimed)
+        elif self._has_blocked and claimed is not ClaimResult.TOO_LARGE:
             self._unblock(source, name)
         return claimed
 
@@ -311,6 +335,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
 
     def _skip(self, source: int, name: str, result: ClaimResult) -> None:
         """Continue after a name that gave no lease."""
+        if source not in self._blocked:
+            return
         if result is ClaimResult.TOO_LARGE:
             self._block_too_large(source, name)
             return
@@ -327,6 +353,9 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
     def _next(self) -> tuple[int, str, str] | None:
         """Take the next candidate: directory, name there, item."""
         ready = self._ready.first()
+        staged = self.loads.first()
+        if staged is not None and (ready is None or staged[0] < ready) and (not self._due or staged < self._due[0]):
+            return self.loads.take()
         if self._due and (ready is None or self._due[0][0] <= ready):
             item, name = heapq.heappop(self._due)
             return self.files.delay, name, item
@@ -462,6 +491,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             lease.lost = True
             lease.close()
         self.own.clear()
+        self.loads.close()
         if self._liveness is not None:
             # The mark of a detached holder is needed as long as its leases. A reaper removes it after them.
             if self._is_detached:

@@ -28,6 +28,7 @@ from qworker_file.id_place import Place, record_move
 from qworker_file.layout import QueueDir
 from qworker_file.lease import FileLease
 from qworker_file.lease_length import ClockMarks, LeaseTimes, read_lease_times, shared_length
+from qworker_file.loads import clean_up_loads
 from qworker_file.names import delay_name, parse_id, parse_item, parse_lease, with_tries
 
 __all__ = ["ObservedLease", "QueueReaper"]
@@ -215,7 +216,9 @@ class QueueReaper:
             if self._is_gone(holder):
                 _unlink(holder, self._files.workers)
         files = self._files
-        await self._records.clean_up({"queue": files.queue, "delay": files.delay, "lease": files.lease})
+        await self._records.clean_up(
+            {"queue": files.queue, "delay": files.delay, "lease": files.lease, ".": files.base}
+        )
 
     async def _dead_holders(self) -> list[str]:
         """Find the dead holders that left their file but no lease."""
@@ -253,6 +256,7 @@ class QueueReaper:
             # It takes long if a load died and left whole directories of messages. The thread has its own descriptor,
             # because it may outlive a close.
             await run_in_thread(BlockingCall.STAGE, _clean_up_staged, os.dup(self._files.tmp), oldest)
+        await run_in_thread(BlockingCall.STAGE, _clean_up_loads, os.dup(self._files.base))
 
 
 def _clean_up_staged(tmp: int, oldest: float) -> None:
@@ -260,6 +264,13 @@ def _clean_up_staged(tmp: int, oldest: float) -> None:
         clean_up_staged(tmp, oldest)
     finally:
         os.close(tmp)
+
+
+def _clean_up_loads(base: int) -> None:
+    try:
+        clean_up_loads(base)
+    finally:
+        os.close(base)
 
 
 def _return_lease(files: QueueDir, name: str, item: str, now: float) -> str | None:

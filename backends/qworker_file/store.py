@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from qworker.clock import Clock
@@ -17,6 +17,7 @@ from qworker.names import check_existing_queue, check_queue
 from qworker_file.holder import Holder
 from qworker_file.layout import create_queue, has_queue, open_queue
 from qworker_file.lease import ExpiryClock, FileLease
+from qworker_file.loads import LOAD
 from qworker_file.names import reason_name
 from qworker_file.open_queue import OpenQueue
 from qworker_file.options import FileOptions
@@ -63,14 +64,14 @@ class Store(DirectoryStore[OpenQueue]):
     descriptors: ClassVar[int] = 11
 
     @property
-    def parts_of_ready(self) -> Sequence[str]:
-        """`queue` and `delay`."""
-        return "queue", "delay"
+    def parts_of_ready(self) -> Mapping[str, str]:
+        """`queue`, `delay` and the sealed loads."""
+        return {"queue": "", "delay": "", ".": LOAD}
 
     @property
-    def parts_to_reap(self) -> Sequence[str]:
-        """`lease`. Messages in `delay` are leased from there when they are due."""
-        return ("lease",)
+    def parts_to_reap(self) -> Mapping[str, str]:
+        """`lease`, and the sealed loads that must be moved. What is due in `delay` is leased from there."""
+        return {"lease": "", ".": LOAD} if self.options.fsq else {"lease": ""}
 
     def _has_queue(self, name: str) -> bool:
         return has_queue(self.root, name)

@@ -5,6 +5,8 @@
     python programs.py work URL LEDGER [CONCURRENCY]       work until the queue is empty; log each message that ran
     python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran or is acked
     python programs.py bulk URL LEDGER PARTS ROWS          stage, seal and publish a job
+    python programs.py take URL LEDGER                     lease and ack until nothing is ready
+    python programs.py move URL LEDGER                     reap until nothing of a sealed load is staged
     python programs.py watch URL LEDGER                    reap, lease and ack for ever; log each round and each message
 
 A number is written to `attempted` before its publish, to `acked` after the publish has returned, and to `finished` when
@@ -151,6 +153,31 @@ async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
     await backend.aclose()
 
 
+async def take(url: str, ledger: Ledger) -> None:
+    """Lease and ack, a few at a time, until nothing is ready."""
+    backend = open_backend(url)
+    while (await backend.stats(QUEUE)).ready:
+        leases = await backend.lease(QUEUE, 3, VISIBILITY)
+        names = [lease.message.body.decode() for lease in leases]
+        ledger.write("finished", *names)
+        settlements = [Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]
+        refused = {id(settlement) for settlement in await backend.settle(settlements)}
+        ledger.write(
+            "settled", *(name for name, each in zip(names, settlements, strict=True) if id(each) not in refused)
+        )
+    await backend.aclose()
+
+
+async def move(url: str, ledger: Ledger) -> None:
+    """Do what a reaper does, until the sealed loads of the queue are gone."""
+    backend = open_backend(url)
+    assert backend.directory is not None
+    while list((backend.directory / QUEUE).glob("load-*")):
+        await backend.reap(QUEUE)
+    ledger.write("moved", 1)
+    await backend.aclose()
+
+
 def main(arguments: list[str]) -> None:
     program, url, folder, *rest = arguments
     ledger = Ledger(Path(folder))
@@ -160,6 +187,10 @@ def main(arguments: list[str]) -> None:
         asyncio.run(hold(url, ledger, int(rest[0])))
     elif program == "bulk":
         asyncio.run(bulk(url, ledger, int(rest[0]), int(rest[1])))
+    elif program == "take":
+        asyncio.run(take(url, ledger))
+    elif program == "move":
+        asyncio.run(move(url, ledger))
     elif program == "ack":
         asyncio.run(ack(url, ledger))
     elif program == "watch":

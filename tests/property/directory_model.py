@@ -1,6 +1,7 @@
 """A small explicit-state model of the directory protocol, and the search through all of its states.
 
-What is modelled: the names that a message's file takes (`tmp`, `queue`, `lease`, `delay`, `fail`, `done`), the flock on
+What is modelled: the names that a message's file takes (`tmp`, `staged`, `load`, `queue`, `lease`, `delay`, `fail`,
+`done`), the commit of a load, which renames the directory of all staged files, a mover of its files, the flock on
 its inode, the system calls of two worker processes (one of them with two consumers), of a reaper and of a foreign fsq,
 the death and restart of a worker after any call, an error of any rename whether or not it happened, and the passing of
 time. Left out: power loss and listings, which have tests of their own.
@@ -93,6 +94,11 @@ class Rules(NamedTuple):
     expiries: int = 2
     tries: int = 2
     fsq: bool = True
+    # The messages are those of a load, and whether a mover renames them to queue/.
+    load: bool = False
+    mover: bool = True
+    # False: a mover that renames the name of a file that it has not seen staged.
+    move_only_staged: bool = True
     # Permanent failure moves a file as ack does, and a release as a retry: left out where the search would be long.
     failing: bool = True
     releasing: bool = True
@@ -123,9 +129,36 @@ def steps(world: World, rules: Rules) -> Iterator[Step]:
                 yield from moves.consumer(consumer)
         yield from moves.reaper()
         yield from moves.time()
+        if rules.load and rules.mover:
+            yield from moves.mover()
         if rules.fsq:
             yield from moves.fsq()
     yield from _deaths(world, rules)
+    if rules.load:
+        yield from _commits(world)
+
+
+def _commits(world: World) -> Iterator[Step]:
+    """The commit of a load: the seal is on the disk, and the directory of its files is renamed."""
+    if all(file.publisher == "staged" for file in world.files):
+        yield "the load is sealed", _each(world, "staged", publisher="sealed")
+    if any(file.publisher == "sealed" for file in world.files):
+        yield "commit: rename", _each(world, "load", publisher="told")
+        # Its process dies: any other one finds the seal, and continues.
+        if world.faults:
+            yield (
+                "commit: rename, reply lost",
+                _each(world, "load", publisher="sealed")._replace(faults=world.faults - 1),
+            )
+
+
+def _each(world: World, folder: str, *, publisher: str) -> World:
+    """Rename the directory of all staged files. What has left it before stays where it is."""
+    files = [
+        file._replace(publisher=publisher, name=Name(folder) if file.name == Name("staged") else file.name)
+        for file in world.files
+    ]
+    return world._replace(files=tuple(files))
 
 
 def _deaths(world: World, rules: Rules) -> Iterator[Step]:
@@ -192,6 +225,10 @@ class _Moves:
 
     def publisher(self) -> Iterator[Step]:
         file = self.file
+        if self.rules.load:
+            if file.publisher == "new":
+                yield "stage: write", self.now(file._replace(name=Name("staged"), publisher="staged"))
+            return
         if file.publisher == "new":
             yield "publish: write to tmp", self.now(file._replace(name=Name("tmp"), publisher="written"))
         if file.publisher == "written":
@@ -231,7 +268,7 @@ class _Moves:
         if name.folder == "queue" and file.lock == NOBODY:
             claim = Claim("locked", name, locked=True)
             yield f"{consumer} opens and locks", self.now(_with_claim(file, consumer, claim)._replace(lock=consumer))
-        if name.folder == "delay":
+        if name.folder in {"delay", "load"}:
             # No fsq works there; a lock that is taken is that of a holder who was given up, and no veto.
             free = file.lock == NOBODY
             opened = _with_claim(file, consumer, Claim("locked", name, locked=free))
@@ -347,6 +384,12 @@ class _Moves:
         else:
             yield "the reaper finds it gone", self.now(done)
 
+    def mover(self) -> Iterator[Step]:
+        """A reaper that renames the staged files of a sealed load to queue/, for programs that see only that."""
+        name = self.file.name
+        if name == Name("load") or (not self.rules.move_only_staged and name is not None and name.folder == "lease"):
+            yield "the mover renames", self.now(self.file._replace(name=Name("queue", name.tries), late=False))
+
     def fsq(self) -> Iterator[Step]:
         file, name = self.file, self.file.name
         if file.fsq == "idle" and name is not None and name.folder == "queue":
@@ -375,8 +418,10 @@ def check(world: World) -> None:
         Broken: it does not.
     """
     for file in world.files:
-        if file.publisher == "told" and (file.name is None or file.name.folder == "tmp"):
+        if file.publisher == "told" and (file.name is None or file.name.folder in {"tmp", "staged"}):
             raise Broken("a published message is lost")
+        if file.publisher == "staged" and file.name != Name("staged"):
+            raise Broken("a message of a load that is not sealed is seen")
         running = [claim for claim in file.claims if claim is not None and claim.at != "locked" and not claim.late]
         sure = [claim for claim in running if claim.at == "held"]
         if len(sure) + (file.fsq == "running") > 1:
@@ -419,7 +464,7 @@ def recovers(world: World) -> None:
         # Dead holders' leases are reaped by name; everything else is where workers look, or is finished.
         if name.folder == "lease" and name.holder is None:
             raise Broken("a lease that nobody can reap")
-        if name.folder not in {"queue", "delay", "lease", "fail", "done"}:
+        if name.folder not in {"load", "queue", "delay", "lease", "fail", "done"}:
             raise Broken("a message where nobody looks")
 
 

@@ -46,6 +46,27 @@ def test_two_messages_in_the_hands_of_the_same_workers() -> None:
     assert explore(start(rules, 2, crashes=1, published=True), rules) > 10_000
 
 
+def test_messages_of_a_load_are_leased_from_where_they_were_staged_beside_a_mover_and_an_fsq() -> None:
+    rules = SMALL._replace(load=True, consumers=(0, 1))
+    assert explore(start(rules, faults=1), rules) > 10_000
+
+
+def test_a_load_survives_a_death_and_a_lost_reply_at_each_step() -> None:
+    rules = PAIR._replace(load=True)
+    assert explore(start(rules, faults=1, crashes=1), rules) > 10_000
+
+
+def test_two_messages_of_a_load_become_ready_together() -> None:
+    rules = PAIR._replace(load=True, expiries=1, releasing=False)
+    assert explore(start(rules, 2), rules) > 1_000
+
+
+def test_a_mover_that_moves_more_than_staged_files_gives_a_message_two_holders() -> None:
+    rules = SMALL._replace(load=True, consumers=(0, 1), move_only_staged=False)
+    with pytest.raises(Broken, match="two holders"):
+        explore(start(rules), rules)
+
+
 @pytest.mark.parametrize(
     ("rule", "counterexample"),
     [
