@@ -24,16 +24,15 @@ from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify, ignore
 from qworker_fsq.environment import ItemLimits
 from qworker_fsq.layout import QueueDir
-from qworker_fsq.lease import ClaimedItem, FsqLease, SkipReason, claim, make_message
+from qworker_fsq.lease import LEAST_LINGER, LINGER, ClaimedItem, FsqLease, SkipReason, claim, make_message
 
 __all__ = ["MOST_LINGERING", "OpenQueue"]
 
 _TURN = 0.002
 # Seconds between two listings if inotify reports changes.
 _RESCAN = 30.0
-# Seconds for which a finished item stays locked, and how many at most: an fsq program that opened it before it was
-# finished, and locks it only now, would process it once more.
-_LINGER, MOST_LINGERING = 0.1, 2000
+# Finished items that stay locked at most. Each takes a descriptor.
+MOST_LINGERING = 2000
 
 
 class _Tokens:
@@ -413,16 +412,22 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         while len(self._lingering) > self._most_lingering:
             self._lingering.popleft()[1].close(gone=True)
         if self._timer is None:
-            self._timer = loop.call_later(_LINGER, self._close_lingering)
+            self._timer = loop.call_later(LINGER, self._close_lingering)
 
     def _close_lingering(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
-        oldest = loop.time() - _LINGER
+        oldest = loop.time() - LINGER
         while self._lingering and self._lingering[0][0] <= oldest:
             self._lingering.popleft()[1].close(gone=True)
         if self._lingering:
             self._timer = loop.call_later(self._lingering[0][0] - oldest, self._close_lingering)
+
+    def until_closable(self) -> float:
+        """Return the seconds until the queue can be closed without unlocking an item that was finished just now."""
+        if not self._lingering:
+            return 0.0
+        return max(0.0, self._lingering[-1][0] + LEAST_LINGER - asyncio.get_running_loop().time())
 
     def release_finished(self) -> None:
         """Release the locks of finished items now, because the items are needed again."""
