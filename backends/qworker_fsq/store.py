@@ -80,6 +80,15 @@ class Store(DirectoryStore[OpenQueue]):
             most_lingering=min(MOST_LINGERING, self.most_held // 4),
         )
 
+    async def aclose(self) -> None:
+        """Close everything, after the running commits and when the last items have been finished for a moment."""
+        pause = max([queue.until_closable() for queue in self._queues.values()], default=0.0)
+        try:
+            if pause:
+                await asyncio.sleep(pause)
+        finally:
+            await super().aclose()
+
     def get_or_create(self, name: str) -> OpenQueue:
         """Return an open queue, which is created if it does not exist.
 

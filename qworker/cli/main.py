@@ -18,6 +18,7 @@ from qworker.errors import (
     BackendUnavailable,
     FormatTooNew,
     PermissionDenied,
+    QueueDamaged,
     QueueNotFound,
     QworkerError,
     StorageFull,
@@ -188,6 +189,6 @@ def exit_status(error: QworkerError) -> int:
         return EXIT_CRASH
     if isinstance(error, UsageError | QueueNotFound):
         return EXIT_USAGE
-    if isinstance(error, BackendUnavailable | PermissionDenied | StorageFull | FormatTooNew):
+    if isinstance(error, BackendUnavailable | PermissionDenied | StorageFull | FormatTooNew | QueueDamaged):
         return EXIT_UNREACHABLE
     return EXIT_CRASH

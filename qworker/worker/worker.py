@@ -87,6 +87,7 @@ class Worker:
         self._log = WorkerLog(structlog.get_logger("qworker").bind(**{events.WORKER: self.name}))
         self._loops: WorkerLoops | None = None
         self._recorder: Recorder | None = None
+        self._has_queues = False
         self._draining = False
         self._aborting = asyncio.Event()
         self._quiet = False
@@ -158,8 +159,7 @@ class Worker:
             BackendError: The store could not be reached at the start.
             Exception: The error that ended a loop. Unfinished messages were released if the store allowed it.
         """
-        backend = await self._tasks.backend()
-        await self._create_queues(backend)
+        backend = await self.create_queues()
         switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
         try:
@@ -168,8 +168,24 @@ class Worker:
         finally:
             sys.setswitchinterval(switch_interval)
 
+    async def create_queues(self) -> Backend:
+        """Open the store and create the queues. `run` does this itself if it was not done before.
+
+        The loops report a queue that cannot be used, and its messages run when it can.
+
+        Returns:
+            The open backend.
+
+        Raises:
+            BackendError: The store cannot be used, or none of the queues can be.
+        """
+        backend = await self._tasks.backend()
+        if not self._has_queues:
+            await self._create_queues(backend)
+            self._has_queues = True
+        return backend
+
     async def _create_queues(self, backend: Backend) -> None:
-        """Create the queues. The loops report one that cannot be used, and its messages run when it can."""
         failed: dict[str, BackendError] = {}
         for queue in self.queues:
             try:
