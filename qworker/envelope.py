@@ -2,7 +2,8 @@
 
 docs/envelope.md describes it for other languages.
 
-{"task": "thumbnail", "args": ["a.png"], "kwargs": {"width": 640}, "headers": {"traceparent": "00-..."}}
+{"task": "thumbnail", "args": ["a.png"], "kwargs": {"width": 640}, "headers": {"traceparent": "00-..."},
+ "options": {"result": 3600}}
 """
 
 from __future__ import annotations
@@ -16,11 +17,21 @@ import msgspec
 
 from qworker.errors import InvalidArguments
 
-__all__ = ["ORIGINAL_ID", "Envelope", "EnvelopeEncoder", "open_envelope"]
+__all__ = ["ORIGINAL_ID", "CallOptions", "Envelope", "EnvelopeEncoder", "open_envelope"]
 
 
 # The header that keeps a given id from which the message's id was hashed.
 ORIGINAL_ID = "qworker-id"
+
+
+class CallOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The options of a call that travel with it, because the worker or a caller needs them. Older workers ignore them.
+
+    Attributes:
+        result: Seconds for which the result is kept. None: it is not kept. Unset: the task's own option.
+    """
+
+    result: float | None | msgspec.UnsetType = msgspec.UNSET
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=True):
@@ -31,12 +42,14 @@ class Envelope(msgspec.Struct, frozen=True, gc=True):
         args: Its arguments by position.
         kwargs: Its arguments by name.
         headers: The headers of the call: texts by name.
+        options: The options that travel with the call. None: it has none.
     """
 
     task: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     headers: dict[str, str] = {}
+    options: CallOptions | None = None
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -82,7 +95,13 @@ class EnvelopeEncoder:
         self._task = task
         self._head = b'{"task":' + _encode(task) + b',"args":'
 
-    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], headers: dict[str, str]) -> bytes:
+    def encode(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        headers: dict[str, str],
+        options: CallOptions | None = None,
+    ) -> bytes:
         """Return the body of a call.
 
         Raises:
@@ -98,6 +117,8 @@ class EnvelopeEncoder:
             body = self._head + given
             if headers:
                 body += b',"headers":' + _encode(headers)
+            if options is not None:
+                body += b',"options":' + _encode(options)
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise InvalidArguments(f"task {self._task!r}: an argument cannot be encoded as JSON: {error}") from error
         return body + b"}"
