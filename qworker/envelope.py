@@ -17,7 +17,15 @@ import msgspec
 
 from qworker.errors import InvalidArguments
 
-__all__ = ["ORIGINAL_ID", "CallOptions", "Envelope", "EnvelopeEncoder", "open_envelope"]
+__all__ = [
+    "ORIGINAL_ID",
+    "CallOptions",
+    "EncodedResult",
+    "Envelope",
+    "EnvelopeEncoder",
+    "encode_result",
+    "open_envelope",
+]
 
 
 # The header that keeps a given id from which the message's id was hashed.
@@ -132,6 +140,34 @@ class EnvelopeEncoder:
                 raise InvalidArguments(
                     f"task {self._task!r}: argument {which}: JSON cannot contain {number}: use None or text instead"
                 )
+
+
+class EncodedResult(msgspec.Struct, frozen=True):
+    """The value that a handler returned, encoded where the handler ran.
+
+    Attributes:
+        body: The value as JSON. Empty if it cannot be encoded.
+        problem: Why it cannot be encoded. None: it is encoded.
+    """
+
+    body: bytes = b""
+    problem: str | None = None
+
+
+def encode_result(value: Any) -> EncodedResult:
+    """Encode the value of a handler as arguments are encoded.
+
+    A value that cannot be encoded is no error of the attempt: the work is done, and an attempt more would repeat it.
+    """
+    try:
+        body = _encode(value)
+        if _find_null(body) and value is not None and _may_hold_not_finite(value):
+            number = _not_finite(msgspec.to_builtins(value))
+            if number is not None:
+                return EncodedResult(problem=f"JSON cannot contain {number}: use None or text instead")
+    except Exception as error:  # noqa: BLE001 - it may be the code of the value's class
+        return EncodedResult(problem=f"{type(error).__name__}: {error}")
+    return EncodedResult(body)
 
 
 def _may_hold_not_finite(value: Any) -> bool:

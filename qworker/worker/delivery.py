@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from qworker.context import Context
+from qworker.definition.callables import not_run_error
+from qworker.envelope import EncodedResult, encode_result
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
 
@@ -70,6 +72,9 @@ class Delivery(msgspec.Struct, eq=False):
     cancel_reason: CancelReason | None = None
     # The error that the handler raised.
     error: BaseException | None = None
+    # Whether the handler's value is wanted, and then the value of a handler that has returned.
+    keep_result: bool = False
+    result: EncodedResult | None = None
     settlement: Settlement | None = None
     # True from the moment at which its settlement may be on its way: no extension starts any more.
     settling: bool = False
@@ -90,6 +95,13 @@ class Delivery(msgspec.Struct, eq=False):
     def settle(self, action: SettleAction, *, delay: float = 0.0, error: str | None = None, died: bool = False) -> None:
         """Decide how the lease ends."""
         self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error, died=died)
+
+    def take_value(self, value: Any) -> BaseException | None:
+        """Keep the value that the handler returned if it is wanted. Return the error if the handler has not run."""
+        error = None if value is None else not_run_error(value)
+        if error is None and self.keep_result:
+            self.result = encode_result(value)
+        return error
 
     def is_lost(self, now: float) -> bool:
         """Return whether the lease is over at a monotonic time: lost, expired, or to be settled. From any thread."""

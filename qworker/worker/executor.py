@@ -12,7 +12,6 @@ from qworker import log_events as events
 from qworker.clock import Clock
 from qworker.context import Context
 from qworker.decision import Fail, Retry, outcome_of
-from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import InvalidArguments
 from qworker.failure_text import NotBegun, ProcessDied, failure_text, summary_of
@@ -37,7 +36,7 @@ class Runner(Protocol):
     """Runs handlers in a thread or a process."""
 
     async def run(self, delivery: Delivery) -> BaseException | None:
-        """Run the handler. Return what it raised, or None."""
+        """Run the handler. Return what it raised, or None: then `delivery.result` is its value, if that is wanted."""
         ...
 
 
@@ -196,7 +195,7 @@ class Executor:
             delivery.context = self._context(delivery, handler)
             delivery.args.insert(0, delivery.context)
         if handler.kind == "async":
-            return _HandlerCall(handler.function(*delivery.args, **delivery.kwargs))
+            return _HandlerCall(handler.function(*delivery.args, **delivery.kwargs), delivery)
         return self._runners[handler.kind].run(delivery)
 
     def _context(self, delivery: Delivery, handler: Handler) -> Context:
@@ -287,10 +286,11 @@ class _HandlerCall:
     when it ends.
     """
 
-    __slots__ = ("_coroutine",)
+    __slots__ = ("_coroutine", "_delivery")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], delivery: Delivery) -> None:
         self._coroutine = coroutine
+        self._delivery = delivery
 
     def __await__(self) -> Generator[Any, Any, BaseException | None]:
         coroutine = self._coroutine
@@ -301,7 +301,7 @@ class _HandlerCall:
             try:
                 waiting = enter(step, sent)
             except StopIteration as end:
-                return None if end.value is None else not_run_error(end.value)
+                return self._delivery.take_value(end.value)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
                 return error
             try:

@@ -24,7 +24,7 @@ from qworker import logs
 from qworker.context import Context
 from qworker.decision import Fail, Retry, outcome_of
 from qworker.definition.callables import not_run_error
-from qworker.envelope import Envelope, open_envelope
+from qworker.envelope import EncodedResult, Envelope, encode_result, open_envelope
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text
 from qworker.kit.linux import set_parent_death_signal
@@ -45,6 +45,7 @@ __all__ = [
     "main",
     "receive_request",
     "receive_setup",
+    "returned",
     "to_frame",
 ]
 
@@ -80,6 +81,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     # Unix seconds.
     deadline: float | None
     max_tries: int
+    # Whether the handler's value is wanted. The child encodes it, because its types may exist only there.
+    keep_result: bool = False
 
 
 class Running:
@@ -139,6 +142,7 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     delay: float | None = None
     error_type: str = ""
+    result: EncodedResult | None = None
 
 
 def main(descriptor: int) -> None:
@@ -222,12 +226,21 @@ def _run(handlers: Handlers, request: RunRequest, parent: socket.socket) -> RunR
 def _outcome(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: LeaseCheck) -> RunReply:
     try:
         args, kwargs = arguments(signature, request, lease)
-        problem = not_run_error(function(*args, **kwargs))
-        if problem is not None:
-            raise problem
+        return returned(function(*args, **kwargs), request)
     except (Retry, Fail) as error:
         return decided(error)
-    return RunReply(how="returned")
+
+
+def returned(value: Any, request: RunRequest) -> RunReply:
+    """Return the reply for the value of a handler.
+
+    Raises:
+        TypeError: The value is a coroutine or generator, so the handler has not run.
+    """
+    problem = not_run_error(value)
+    if problem is not None:
+        raise problem
+    return RunReply(how="returned", result=encode_result(value) if request.keep_result else None)
 
 
 def decided(error: Retry | Fail) -> RunReply:

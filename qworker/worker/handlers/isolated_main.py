@@ -14,7 +14,6 @@ from typing import Any
 from qworker import logs
 from qworker.app import Tasks
 from qworker.decision import Fail, Retry
-from qworker.definition.callables import not_run_error
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text
 from qworker.kit.linux import die_sooner_without_memory
@@ -29,6 +28,7 @@ from qworker.worker.handlers.child_main import (
     decided,
     receive_request,
     receive_setup,
+    returned,
     to_frame,
 )
 
@@ -99,14 +99,11 @@ async def _outcome(app: Tasks, state: Any, request: RunRequest, parent: socket.s
             result = await handler.function(*args, **kwargs)
         else:
             result = await asyncio.to_thread(handler.function, *args, **kwargs)
-        problem = not_run_error(result)
-        if problem is not None:
-            raise problem
+        return returned(result, request)
     except (Retry, Fail) as error:
         return decided(error)
     finally:
         lease.end()
-    return RunReply(how="returned")
 
 
 def _not_begun(error: BaseException) -> RunReply:

@@ -185,11 +185,15 @@ class ProcessRunner:
         async with self._slots:
             timer = _Timer(delivery, handler.options.timeout)
             try:
-                return await self._run(
+                reply = await self._run(
                     self._request(delivery, handler), timer.start, lambda: delivery.is_lost(self._clock.monotonic())
                 )
             finally:
                 timer.cancel()
+        if isinstance(reply, BaseException):
+            return reply
+        delivery.result = reply.result
+        return _error(reply)
 
     async def close(self) -> None:
         """End all processes."""
@@ -216,11 +220,12 @@ class ProcessRunner:
             token=delivery.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
             max_tries=handler.options.max_tries,
+            keep_result=delivery.keep_result,
         )
 
     async def _run(
         self, request: RunRequest, begun: Callable[[], None], is_lost: Callable[[], bool]
-    ) -> BaseException | None:
+    ) -> RunReply | BaseException:
         try:
             child = self._free_child()
         except OSError as error:
@@ -233,7 +238,7 @@ class ProcessRunner:
             self._kill(child)
             raise
         self._idle.append(child)
-        return _error(reply)
+        return reply
 
     def _free_child(self) -> HandlerProcess:
         self._still_ending()

@@ -7,9 +7,7 @@ import contextvars
 import queue
 import threading
 from collections import deque
-from typing import Any
 
-from qworker.definition.callables import not_run_error
 from qworker.worker.delivery import Delivery
 
 __all__ = ["ThreadRunner"]
@@ -88,7 +86,7 @@ class ThreadRunner:
     def _run_calls(self) -> None:
         while (call := self._work.get()) is not None:
             try:
-                call.error = not_run_error(call.context.run(_run_handler, call.delivery))
+                call.error = call.context.run(_run_handler, call.delivery)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
                 call.error = error
             self._ended.append(call)
@@ -114,6 +112,6 @@ class ThreadRunner:
             self._ended.popleft().finish()
 
 
-def _run_handler(delivery: Delivery) -> Any:
+def _run_handler(delivery: Delivery) -> BaseException | None:
     assert delivery.handler is not None
-    return delivery.handler.function(*delivery.args, **delivery.kwargs)
+    return delivery.take_value(delivery.handler.function(*delivery.args, **delivery.kwargs))
