@@ -6,7 +6,9 @@ Context       what a handler can know about its own attempt: annotate the first 
 Retry         raise it in a handler to run the message again later
 Fail          raise it in a handler to keep the message as failed
 Backoff       the delays of a task's retries
-Job           an enqueued call: its id and its queue
+Job           an enqueued call: `await job.result()`, `job.status()`, `job.progress()`, `job.cancel()`
+Status        what is known about a job at one moment
+Progress      what a handler has reported with `context.progress(...)`
 Call          a call that is not enqueued yet, for `tasks.enqueue_many`
 Message       one unit of work in a queue
 Draft         a message to be published
@@ -33,9 +35,12 @@ from qworker.app import Tasks
 from qworker.context import Context
 from qworker.decision import Fail, Retry
 from qworker.errors import LeaseLost, QworkerError
+from qworker.jobs.job import Job
+from qworker.jobs.records import Progress
+from qworker.jobs.status import Status
 from qworker.message import Draft, Message, State
 from qworker.retry import Backoff
-from qworker.task import Call, Job, Task
+from qworker.task import Call, Task
 
 __all__ = [
     "Backoff",
@@ -46,9 +51,11 @@ __all__ = [
     "Job",
     "LeaseLost",
     "Message",
+    "Progress",
     "QworkerError",
     "Retry",
     "State",
+    "Status",
     "Task",
     "Tasks",
 ]

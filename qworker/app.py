@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -20,9 +20,13 @@ from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
+from qworker.jobs.app_jobs import iterate_jobs, job_of, jobs_of
+from qworker.jobs.job import Job
+from qworker.jobs.status import JobState, Status
+from qworker.jobs.support import refuse_results
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
-from qworker.task import Call, Job, RawHandler, Task, TaskOptions
+from qworker.task import Call, RawHandler, Task, TaskOptions
 from qworker.validation import check_headers, check_text, shown
 
 __all__ = ["Tasks"]
@@ -36,6 +40,7 @@ else:
     State = TypeVar("State")
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 # `enqueue_many` publishes this many at a time, so that a generator of a million calls needs no memory for them.
@@ -105,6 +110,7 @@ class Tasks(Generic[State]):
         process: bool = False,
         priority: int = 0,
         hold: float | timedelta = 0.0,
+        result: float | timedelta | None = None,
     ) -> _Decorator[State]: ...
 
     @exact_options
@@ -120,6 +126,7 @@ class Tasks(Generic[State]):
         process: bool = False,
         priority: int = 0,
         hold: float | timedelta = 0.0,
+        result: float | timedelta | None = None,
     ) -> Any:
         """Register a function as a task.
 
@@ -134,15 +141,19 @@ class Tasks(Generic[State]):
             priority: 0 (default) to 9 (first), for calls without their own priority.
             hold: Seconds from the enqueue for which the id of a call stays taken although its message is gone, or a
                 timedelta. It counts for calls that have an id.
+            result: Seconds for which the result of a call is kept after the end of the call, or a timedelta. None: it
+                is not kept, and `Job.result` is refused.
 
         Raises:
             DuplicateTask: The name is already used.
+            NotSupported: There is a result, and the backend of the app's URL has no place for it.
             UsageError: An option, the function or one of its annotations is not valid.
         """
         if name is not None and not check_text("name", name):
             raise UsageError("name must not be empty: leave it out to use the function's name")
         given: Any = timeout
         held: Any = hold
+        kept: Any = result
         options = TaskOptions(
             queue=queue,
             max_tries=max_tries,
@@ -151,6 +162,7 @@ class Tasks(Generic[State]):
             process=process,
             priority=priority,
             hold=held,
+            result=kept,
         )
         decorator = _Decorator(self, name, options)
         return decorator if function is None else decorator(function)
@@ -247,7 +259,7 @@ class Tasks(Generic[State]):
             raise UsageError(f"add_header_source() takes a function that returns headers (got {shown(source)})")
         self._header_sources.append(source)
 
-    async def enqueue_many(self, calls: Iterable[Call]) -> list[Job]:
+    async def enqueue_many(self, calls: Iterable[Call]) -> list[Job[Any]]:
         """Enqueue calls in their order, in batches. All are stored durably when this returns.
 
         After an error the calls before the failing batch are stored. Calls with `using(id=...)` can be enqueued again.
@@ -256,7 +268,7 @@ class Tasks(Generic[State]):
             UsageError: An item is not a call. The calls before its batch are stored.
             BackendError: A batch was not stored, or it is unknown whether it was (`PublishUncertain`).
         """
-        jobs: list[Job] = []
+        jobs: list[Job[Any]] = []
         backend = await self.backend()
         batch: list[Call] = []
         for call in calls:
@@ -270,7 +282,7 @@ class Tasks(Generic[State]):
             jobs.extend(await _publish(backend, batch))
         return jobs
 
-    def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Job]:
+    def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Job[Any]]:
         """Enqueue calls from code without an event loop, as `enqueue_many` does.
 
         Raises:
@@ -290,6 +302,65 @@ class Tasks(Generic[State]):
         """
         return run_blocking(coroutine, instead=instead)
 
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    @overload
+    def job(self, id: str, queue: str = "default") -> Job[Any]: ...
+
+    @overload
+    def job(self, id: str, queue: str, type: type[T]) -> Job[T]: ...
+
+    def job(self, id: str, queue: str = "default", type: Any = Any) -> Job[Any]:  # noqa: A002
+        """Return the job of a call that was enqueued before, without its task. Nothing is read.
+
+        Args:
+            id: The id of the call, as it was given or as `Job.id`.
+            queue: Its queue.
+            type: The type of its result.
+
+        Raises:
+            InvalidName: The id or the name of the queue is not allowed.
+        """
+        return job_of(self, id, queue, type)
+
+    def jobs(
+        self,
+        *,
+        state: JobState | None = None,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+    ) -> AsyncGenerator[Status]:
+        """Return the status of each job, page by page.
+
+        Args:
+            state: Only jobs in this state: `ready`, `delayed`, `leased`, `done` or `failed`. None: all of them.
+            task: Only jobs of this task.
+            queue: Only jobs of this queue. None: those of every queue of the app.
+
+        Raises:
+            UsageError: The state is not known.
+        """
+        return jobs_of(self, self.queue_names(), state, _task_name(task), queue)
+
+    def jobs_sync(
+        self,
+        *,
+        state: JobState | None = None,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+    ) -> Generator[Status]:
+        """Return the status of each job from code without an event loop. See `jobs`."""
+        return iterate_jobs(self, self.jobs(state=state, task=task, queue=queue))
+
+    def _check_results(self, task: str) -> None:
+        """Refuse a task that keeps results if the store is known and has no place for them."""
+        try:
+            url = self.url
+        except UsageError:
+            # An app factory sets it later.
+            return
+        refuse_results(url, task)
+
     # -- the backend -------------------------------------------------------------------------------------------------
 
     @property
@@ -303,6 +374,9 @@ class Tasks(Generic[State]):
 
     @url.setter
     def url(self, url: str | None) -> None:
+        for task in self.registered_tasks.values():
+            if url is not None and task.options.result is not None:
+                refuse_results(url, task.name)
         # Open backends belong to the old URL. The loops close them.
         self._url = url
         self._backends = weakref.WeakKeyDictionary()
@@ -374,11 +448,14 @@ async def _close_with_loop(backend: Backend) -> AsyncGenerator[None]:
         await backend.aclose()
 
 
-async def _publish(backend: Backend, calls: list[Call]) -> list[Job]:
+async def _publish(backend: Backend, calls: list[Call]) -> list[Job[Any]]:
     queue = calls[0].queue
     with send_batch_span(queue, [call.span_context for call in calls]):
         ids = await backend.publish(queue, [call.draft for call in calls])
-    return [Job(message_id, queue) for message_id in ids]
+    return [
+        call._job(message_id)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        for call, message_id in zip(calls, ids, strict=True)
+    ]
 
 
 class _Decorator(Generic[State]):
@@ -403,6 +480,10 @@ class _Decorator(Generic[State]):
         task: Task[..., Any] = Task(self._tasks, function, name, self._options)
         self._tasks.register(task)
         return task
+
+
+def _task_name(task: str | Task[..., Any] | None) -> str | None:
+    return task.name if isinstance(task, Task) else task
 
 
 def _check_lifespan(lifespan: Any) -> Any:

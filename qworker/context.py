@@ -9,6 +9,7 @@ import structlog
 
 from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.errors import LeaseLost
+from qworker.jobs.records import Progress, check_progress
 from qworker.message import Lease, Message
 
 __all__ = ["Context"]
@@ -42,6 +43,7 @@ class Context(Generic[State_co]):
     __slots__ = (
         "_lease_lost",
         "_log",
+        "_report",
         "deadline",
         "headers",
         "max_tries",
@@ -62,6 +64,7 @@ class Context(Generic[State_co]):
         state: Any = None,
         max_tries: int = DEFAULT_MAX_TRIES,
         lease_lost: Callable[[], bool] | None = None,
+        report: Callable[[Progress], None] | None = None,
     ) -> None:
         self.message: Message = lease.message
         self.task = task
@@ -72,6 +75,7 @@ class Context(Generic[State_co]):
         self.max_tries = max_tries
         self.progress_text: str | None = None
         self._lease_lost = lease_lost
+        self._report = report
         self._log: Any = None
 
     @property
@@ -113,7 +117,24 @@ class Context(Generic[State_co]):
                 " stop without further effects"
             )
 
-    def progress(self, done: float, total: float | None = None, text: str = "") -> None:
-        """Report the progress of the handler. It is shown with the worker's running messages, and logged."""
+    def progress(
+        self, done: float, total: float | None = None, text: str = "", data: Mapping[str, object] | None = None
+    ) -> None:
+        """Report the progress of the handler. It is shown with the worker's running messages, and logged.
+
+        It is stored for `Job.progress` and `Job.status`, at most twice a second. The last one is always stored.
+
+        Args:
+            done: How much is done.
+            total: How much there is in all. None: it is not known.
+            text: A text for people.
+            data: Values by name that JSON can hold, at most 32 KiB.
+
+        Raises:
+            UsageError: JSON cannot hold it, or it is too large.
+        """
+        progress = check_progress(Progress(done, total, text, {} if data is None else data))
         self.progress_text = f"{done:g}/{total:g} {text}".strip() if total else f"{done:g} {text}".strip()
         self.log.debug("progress", done=done, total=total, text=text)
+        if self._report is not None:
+            self._report(progress)

@@ -39,7 +39,7 @@ class CallOptions(msgspec.Struct, frozen=True, omit_defaults=True):
         result: Seconds for which the result is kept. None: it is not kept. Unset: the task's own option.
     """
 
-    result: float | None | msgspec.UnsetType = msgspec.UNSET
+    result: float | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=True):

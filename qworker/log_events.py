@@ -33,9 +33,11 @@ __all__ = [
     "MESSAGE_TOO_LARGE",
     "OBSERVER_FAILED",
     "OUTCOME",
+    "PROGRESS_NOT_STORED",
     "QUEUE",
     "QUEUE_UNUSABLE",
     "REMOVAL_FAILED",
+    "RESULT_NOT_KEPT",
     "SETTLEMENT_ABANDONED",
     "SETTLEMENT_DELAYED",
     "SPAN_ID",
@@ -79,6 +81,10 @@ SETTLEMENT_DELAYED = "settlement_delayed"
 SETTLEMENT_ABANDONED = "settlement_abandoned"
 # Level warning. A cancelled handler does not stop. Its lease will expire.
 HANDLER_STUCK = "handler_stuck"
+# Level warning. The handler returned a value that JSON cannot hold. The message is acked.
+RESULT_NOT_KEPT = "result_not_kept"
+# Level debug. The store did not take the progress of handlers.
+PROGRESS_NOT_STORED = "progress_not_stored"
 # Level warning, once for each name. The app has no task and no raw handler for the message.
 UNKNOWN_TASK = "unknown_task"
 

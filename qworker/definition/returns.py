@@ -29,8 +29,8 @@ def check_result_type(name: str, function: Any) -> None:
     returns = _annotation(function)
     if not can_be_json(returns):
         raise UsageError(
-            f"task {name!r}: no JSON value can become {inspect.formatannotation(returns)}, the annotation of its result:"
-            " return what JSON can hold, or leave out result="
+            f"task {name!r}: no JSON value can become {inspect.formatannotation(returns)}, the annotation of its"
+            " result: return what JSON can hold, or leave out result="
         )
 
 

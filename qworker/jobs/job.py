@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +19,7 @@ from qworker.validation import check_seconds
 
 __all__ = ["Job"]
 
+R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -42,7 +43,7 @@ class Job(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
 
     def __eq__(self, other: object) -> bool:
         """Return whether it is the same message."""
-        return isinstance(other, Job) and (self.id, self.queue) == (other.id, other.queue)  # pyright: ignore[reportUnknownMemberType]
+        return isinstance(other, Job) and (self.id, self.queue) == (other.id, other.queue)
 
     def __hash__(self) -> int:
         """Return a hash of the message."""
@@ -123,5 +124,5 @@ class Job(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
         return iterate_sync(source.app, self.progress(), "async for progress in job.progress()")
 
 
-def _run_sync(source: JobSource, coroutine: Any, instead: str) -> Any:
+def _run_sync(source: JobSource, coroutine: Coroutine[Any, Any, R], instead: str) -> R:
     return source.app._run_sync(coroutine, instead=instead)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

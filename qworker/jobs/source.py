@@ -58,7 +58,7 @@ class Opened(msgspec.Struct, frozen=True):
     args: tuple[object, ...] = ()
     kwargs: Mapping[str, object] = {}
     max_tries: int | None = None
-    result: float | None | msgspec.UnsetType = msgspec.UNSET
+    result: float | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class JobSource:
@@ -81,7 +81,7 @@ class JobSource:
         *,
         function: Any = None,
         returns: Any = Any,
-        result: float | None | msgspec.UnsetType = msgspec.UNSET,
+        result: float | msgspec.UnsetType | None = msgspec.UNSET,
     ) -> None:
         self.app = app
         self.task = task

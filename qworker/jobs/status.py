@@ -106,9 +106,7 @@ async def _records(
         return [(None, None)] * len(ids)
     ops = [get_cell(group, one) for one in ids for group in (RESULTS, PROGRESS)]
     replies: list[CellReply] = await backend.cells(queue, ops)
-    return [
-        (read_result(replies[n].cell), read_progress(replies[n + 1].cell)) for n in range(0, len(replies), 2)
-    ]
+    return [(read_result(replies[n].cell), read_progress(replies[n + 1].cell)) for n in range(0, len(replies), 2)]
 
 
 def _of_message(

@@ -74,7 +74,11 @@ def failed_result(stored: StoredMessage) -> StoredResult:
     error = stored.error or ""
     kind = summary(error).partition(":")[0]
     return StoredResult(
-        "failed", error_type=kind if kind.isidentifier() else "", text=error, code="error", finished_at=stored.finished_at
+        "failed",
+        error_type=kind if kind.isidentifier() else "",
+        text=error,
+        code="error",
+        finished_at=stored.finished_at,
     )
 
 
@@ -111,19 +115,19 @@ async def wait_for_result(
                 return record
 
 
-async def follow_progress(
-    backend: Backend, source: JobSource, queue: str, message_id: str
-) -> AsyncGenerator[Progress]:
+async def follow_progress(backend: Backend, source: JobSource, queue: str, message_id: str) -> AsyncGenerator[Progress]:
     """Yield each new progress of a job until it has ended. Progress that is replaced quickly is left out."""
     now = asyncio.get_running_loop().time
     last: Cell | None = None
+    shown: Progress | None = None
     next_find = now()
     while True:
         replies = await backend.cells(queue, [get_cell(PROGRESS, message_id), get_cell(RESULTS, message_id)])
         cell, ended = replies[0].cell, replies[1].cell is not None
         progress = read_progress(cell)
-        if cell is not None and progress is not None and (last is None or cell.version != last.version):
-            yield progress.progress
+        if progress is not None and progress.progress != shown:
+            shown = progress.progress
+            yield shown
         # Its settlement deletes the progress of a job without a result.
         if cell is None and last is not None:
             next_find = now()

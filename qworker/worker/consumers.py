@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+from qworker.jobs.handler_wait import HANDLER_WAITS
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
 from qworker.worker.delivery import CancelReason, Delivery
@@ -41,6 +42,7 @@ class Consumers:
         self._state = state
         self._isolated = isolated
         self._limit = state.options.isolated if isolated else state.options.concurrency
+        self._waits = state.waits
         self._executor = executor
         self._events = state.events
         # This function is called for each message.
@@ -67,6 +69,11 @@ class Consumers:
         if self._closing:
             self.release_waiting()
         else:
+            self._wake(len(self._queue))
+
+    def waits_changed(self) -> None:
+        """Run what waits, if a handler that waits for another job has made room."""
+        if self._queue:
             self._wake(len(self._queue))
 
     def release_waiting(self) -> None:
@@ -96,6 +103,8 @@ class Consumers:
         task = asyncio.current_task()
         assert task is not None
         self._woken -= 1
+        # The handlers run in copies of this context.
+        HANDLER_WAITS.set(self._waits)
         while not self._closing:
             try:
                 await self._work(task)
@@ -169,7 +178,8 @@ class Consumers:
     def _wake(self, work: int) -> None:
         """Wake two consumers, unless as many as there are messages were woken already."""
         wanted = min(2, work - self._woken)
-        while wanted > 0 and (self._idle or len(self._tasks) < self._limit):
+        limit = self._limit + (self._state.waiting_suspects if self._isolated else self._state.waiting)
+        while wanted > 0 and (self._idle or len(self._tasks) < limit):
             wanted -= 1
             self._woken += 1
             if self._idle:

@@ -12,6 +12,7 @@ import msgspec
 from qworker.context import Context
 from qworker.definition.callables import not_run_error
 from qworker.envelope import EncodedResult, encode_result
+from qworker.jobs.records import Progress
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
 
@@ -72,9 +73,18 @@ class Delivery(msgspec.Struct, eq=False):
     cancel_reason: CancelReason | None = None
     # The error that the handler raised.
     error: BaseException | None = None
+    # Seconds for which the end of the job is kept. 0: nobody wants it.
+    result_ttl: float = 0.0
     # Whether the handler's value is wanted, and then the value of a handler that has returned.
     keep_result: bool = False
     result: EncodedResult | None = None
+    # Why the message fails: `error`, `timeout`, `poison`, `arguments` or `payload`.
+    code: str = "error"
+    # What the handler has reported, and whether it is to be stored.
+    progress: Progress | None = None
+    progress_pending: bool = False
+    # The number of jobs that the handler waits for at the moment.
+    waits: int = 0
     settlement: Settlement | None = None
     # True from the moment at which its settlement may be on its way: no extension starts any more.
     settling: bool = False

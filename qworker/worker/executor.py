@@ -8,6 +8,8 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Protocol
 
+from msgspec import UNSET
+
 from qworker import log_events as events
 from qworker.clock import Clock
 from qworker.context import Context
@@ -60,6 +62,7 @@ class Executor:
         self._log = state.log
         self._warned: set[str] = set()
         self._counts_deaths = "deaths" not in state.backend.deviations
+        self._records = state.records
         self._can_isolate = "isolated" in runners
 
     # -- before ------------------------------------------------------------------------------------------------------
@@ -92,11 +95,17 @@ class Executor:
                 delivery.handler = task
                 delivery.task = task.name
                 delivery.headers = opened.headers
+                options = opened.options
+                kept = task.options.result if options is None or options.result is UNSET else options.result
+                if kept:
+                    delivery.result_ttl, delivery.keep_result = kept, True
+                    self._records.in_use = True
                 return self._validate(delivery, task, opened)
         raw = self._tasks.raw_handlers.get(message.queue)
         if isinstance(opened, tuple) and (opened[0] in self._tasks.registered_tasks or raw is None):
             delivery.task = opened[0]
             if opened[0] in self._tasks.registered_tasks:
+                delivery.code = "payload"
                 delivery.settle(SettleAction.FAIL_PERM, error=f"invalid envelope: {opened[1]}")
                 return False
         elif raw is not None:
@@ -113,6 +122,7 @@ class Executor:
             delivery.args, delivery.kwargs = task.signature.convert(envelope.args, envelope.kwargs)
         except InvalidArguments as error:
             delivery.error = error
+            delivery.code = "arguments"
             delivery.settle(SettleAction.FAIL_PERM, error=str(error))
             return False
         return True
@@ -134,6 +144,7 @@ class Executor:
         allowed = delivery.handler.options.max_tries
         if tries < allowed:
             return True
+        delivery.code = "poison"
         delivery.settle(
             SettleAction.FAIL_PERM,
             error=f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this"
@@ -208,6 +219,7 @@ class Executor:
             state=self._lifespan_value,
             max_tries=handler.options.max_tries,
             lease_lost=functools.partial(_is_lost, delivery, self._clock),
+            report=functools.partial(self._records.report, delivery),
         )
 
     def _notify_started(self, delivery: Delivery) -> None:
@@ -256,6 +268,7 @@ class Executor:
 
     def _decide_cancelled(self, delivery: Delivery, reason: CancelReason) -> None:
         if reason is CancelReason.TIMEOUT and delivery.handler is not None:
+            delivery.code = "timeout"
             delivery.error = TimeoutError(f"timed out after {delivery.handler.options.timeout:g} seconds")
             self._fail(delivery, str(delivery.error))
         elif reason is not CancelReason.LOST:

@@ -18,6 +18,7 @@ from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.reaper import Reaper
 from qworker.worker.settler import SENDERS, Settler
 from qworker.worker.state import WorkerState
+from qworker.worker.waits import Waits
 
 __all__ = ["WorkerLoops"]
 
@@ -35,6 +36,8 @@ class WorkerLoops:
     def __init__(self, state: WorkerState) -> None:
         self.state = state
         state.events = self
+        state.waits = Waits(state)
+        state.records.bind()
         concurrency = state.options.concurrency
         self.threads = ThreadRunner(concurrency)
         self.processes = ProcessRunner(process_limit(concurrency), state.clock)
@@ -144,7 +147,7 @@ class WorkerLoops:
     def message_isolated(self, delivery: Delivery) -> None:
         """Run the handler in a process of suspects, and lease another message for its consumer."""
         state = self.state
-        if len(state.suspects) >= state.options.isolated and not state.options.burst:
+        if len(state.suspects) - state.waiting_suspects >= state.options.isolated and not state.options.burst:
             # Every lease of a worker that dies counts as a death of its message: a suspect must not wait here. A burst
             # does not wait for what is delayed, so it keeps them.
             delivery.settle(SettleAction.RELEASE, delay=self._suspect_delay())
@@ -165,4 +168,12 @@ class WorkerLoops:
 
     def consumer_freed(self) -> None:
         """Lease the next messages."""
+        self.feeder.wake()
+
+    def waits_changed(self) -> None:
+        """Give the place of a handler that waits to another message, or to one more thread or process."""
+        state = self.state
+        self.threads.waiting = state.waiting
+        self.consumers.waits_changed()
+        self.suspects.waits_changed()
         self.feeder.wake()

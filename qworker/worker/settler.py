@@ -45,6 +45,7 @@ class Settler:
         self._counts = state.counts
         self._observers = state.observers
         self._listener = state.listener
+        self._records = state.records
         self._events = state.events
         self._clock = state.clock
         self._outage = state.outage("settler")
@@ -209,6 +210,9 @@ class Settler:
         self._state.settling += count
         self._events.settlements_sent()
         try:
+            if self._records.in_use:
+                # First: a message that has ended always has its result.
+                await self._records.store(batch)
             return await self._backend.settle(settlements)
         finally:
             self._state.settling -= count

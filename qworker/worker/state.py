@@ -9,8 +9,10 @@ from typing import Any, Protocol
 from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.clock import Clock
+from qworker.jobs.handler_wait import HandlerWaits
 from qworker.message import Lease
 from qworker.worker.delivery import Delivery, LeaseListener, Observer, WorkerCounts
+from qworker.worker.job_records import JobRecords
 from qworker.worker.outage import Outage
 from qworker.worker.worker_options import WorkerOptions
 
@@ -52,6 +54,10 @@ class WorkerEvents(Protocol):
         """Report that a consumer that waited for a thread is free again."""
         ...
 
+    def waits_changed(self) -> None:
+        """Report that a handler waits for another job from now on, or continues."""
+        ...
+
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class WorkerState:
@@ -75,6 +81,10 @@ class WorkerState:
         suspects: The deliveries that run in a process of suspects, or wait for one.
         settling: Messages whose settlement is on its way to the store. Their consumers are free.
         leftover_threads: Consumers whose thread has outlived its message.
+        records: What is stored for the callers of jobs.
+        waits: The receiver of the waits of handlers. None: they are not counted.
+        waiting: Handlers that wait for other jobs, without the suspects.
+        waiting_suspects: Suspects whose handler waits for other jobs.
         events: The receiver of what happens in the loops.
     """
 
@@ -95,7 +105,14 @@ class WorkerState:
     suspects: set[Delivery] = field(default_factory=set[Delivery])
     settling: int = 0
     leftover_threads: int = 0
+    waits: HandlerWaits | None = None
+    waiting: int = 0
+    waiting_suspects: int = 0
+    records: JobRecords = field(init=False)
     events: WorkerEvents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.records = JobRecords(self.backend, self.clock, self.log)
 
     @property
     def begun(self) -> int:
@@ -111,7 +128,10 @@ class WorkerState:
         # Settlements on their way occupy no consumer: the next messages are leased while the store commits. But a store
         # that takes no settlements must not be leased empty.
         # Suspects occupy no consumer either, but a worker holds no more of them than it can run other messages.
-        occupied = len(self.held) - min(self.settling, most) - min(len(self.suspects), most) + self.leftover_threads
+        # Handlers that wait for other jobs occupy none, or they could wait for what they keep from running.
+        idle = self.waiting + self.waiting_suspects
+        suspects = min(len(self.suspects) - self.waiting_suspects, most)
+        occupied = len(self.held) - min(self.settling, most) - suspects - idle + self.leftover_threads
         room = most - occupied
         return room if options.max_messages is None else min(room, options.max_messages - self.begun)
 

@@ -41,6 +41,8 @@ class ThreadRunner:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        # Handlers that wait for other jobs. Their threads do no work meanwhile.
+        self.waiting = 0
         self._work: queue.SimpleQueue[_ThreadCall | None] = queue.SimpleQueue()
         self._threads = 0
         self._busy = 0
@@ -56,7 +58,7 @@ class ThreadRunner:
         """
         loop = self._loop = asyncio.get_running_loop()
         call = _ThreadCall(delivery, loop.create_future())
-        if self._busy >= self._threads and self._threads < self._limit:
+        if self._busy >= self._threads and self._threads < self._limit + self.waiting:
             self._start_thread()
         self._busy += 1
         self._work.put(call)
