@@ -52,7 +52,6 @@ class JobRecords:
         self._backend = backend
         self._clock = clock
         self._log = log
-        self._has_cells = "cells" not in backend.deviations
         self._dirty: list[Delivery] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
@@ -138,7 +137,7 @@ class JobRecords:
 
     def report(self, delivery: Delivery, progress: Progress) -> None:
         """Take the progress of a running handler. From any thread."""
-        if not self._has_cells:
+        if "cells" in self._backend.deviations:
             return
         delivery.progress = progress
         if delivery.progress_pending or self._loop is None:
