@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
 
 from qworker.errors import NotSupported, UsageError
 from qworker.message import Draft
 
-__all__ = ["check_hold", "refuse_unsupported"]
+__all__ = ["check_hold", "refuse_cancel", "refuse_unsupported"]
 
 # For each rule: the property that a draft asks for, and what to do instead.
 _ASKED = {
@@ -79,3 +80,16 @@ def _refuse(rule: str, scheme: str, deviations: Mapping[str, str]) -> None:
     if rule in deviations:
         what, instead = _ASKED[rule]
         raise NotSupported(f"{scheme}: does not support {what} ({deviations[rule]}): {instead}")
+
+
+def refuse_cancel(scheme: str, deviations: Mapping[str, str]) -> NoReturn:
+    """Refuse to cancel messages, for a backend that deviates from the rule `cancel`.
+
+    Args:
+        scheme: The backend's scheme, for the error.
+        deviations: `Backend.deviations`.
+
+    Raises:
+        NotSupported: Always. The text says what to do instead.
+    """
+    raise NotSupported(f"{scheme}: does not support cancel ({deviations['cancel']}): remove the message")
