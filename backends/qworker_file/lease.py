@@ -60,6 +60,10 @@ class FileLease(Lease, kw_only=True, eq=False, weakref=True):
     # How it ended; None while it is held.
     ended: Settlement | None = None
     lost: bool = False
+    # Set by the first attempt to end it, whose outcome may be unknown.
+    is_ending: bool = False
+    # Its name after an extension that is under way, in another thread.
+    moves_to: str = ""
     # Where it is ready again, after a release or a retry: the name, and whether it is in queue/.
     released_as: str | None = None
     is_in_queue: bool = False
@@ -303,7 +307,7 @@ def _extend_one(lease: FileLease, visibility: float, expiries: ExpiryClock, cloc
     now = clock.time()
     expiry = expiries.next(now + visibility, now)
     # The holder comes from the name: another process may have found a detached lease again.
-    path = lease_name(lease.item, expiry, lease.extends_as or lease.path.rpartition(".")[2])
+    path = lease.moves_to = lease_name(lease.item, expiry, lease.extends_as or lease.path.rpartition(".")[2])
     if not try_rename(lease.path, path, lease.files.lease, lease.files.lease, lease.fd):
         return False
     lease.path = path

@@ -38,6 +38,7 @@ def end_lease(
         return frozenset({lease.files.lease}) if same else None
     if lease.lost:
         return None
+    lease.is_ending = True
     step = _STEPS[settlement.action]
     changed = step(settlement, lease, now) if settlement.action is not SettleAction.ACK or keep_done else _unlink(lease)
     if changed is None:
@@ -104,9 +105,9 @@ def _retry(settlement: Settlement, lease: FileLease, now: float) -> frozenset[in
 def _release(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int] | None:
     if settlement.delay > 0:
         return _delay(lease, lease.item, now + settlement.delay)
-    if not lease.locked:
+    if not lease.locked or lease.message.tries:
         # Not queue/: an fsq program could take it from there while this process does not have the lock, but not from
-        # delay/.
+        # delay/. And there a message with tries is found without listing queue/.
         return _delay(lease, lease.item, now)
     files = lease.files
     _record(lease, "queue", lease.item)

@@ -87,7 +87,8 @@ class ReapRounds:
 
     async def _reap(self, queue: str) -> None:
         try:
-            if await self._backend.reap(queue):
+            result = await self._backend.reap(queue)
+            if result.returned:
                 self._used[queue] = self._clock.monotonic()
         except (BackendError, OSError) as error:
             self.failing[queue] = error
