@@ -20,10 +20,12 @@ from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
-from qworker.jobs.app_jobs import iterate_jobs, job_of, jobs_of
+from qworker.jobs.app_jobs import cancel_many, iterate_jobs, job_of, jobs_of, unfinished_states
+from qworker.jobs.cancel import CancelCounts
 from qworker.jobs.job import Job
 from qworker.jobs.status import JobState, Status
 from qworker.jobs.support import refuse_results
+from qworker.message import State as MessageState
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
 from qworker.task import Call, RawHandler, Task, TaskOptions
@@ -340,7 +342,8 @@ class Tasks(Generic[State]):
         Raises:
             UsageError: The state is not known.
         """
-        return jobs_of(self, self.queue_names(), state, _task_name(task), queue)
+        states = list(MessageState) if state is None else [MessageState.of_word(state)]
+        return jobs_of(self, self.queue_names(), states, _task_name(task), queue)
 
     def jobs_sync(
         self,
@@ -351,6 +354,46 @@ class Tasks(Generic[State]):
     ) -> Generator[Status]:
         """Return the status of each job from code without an event loop. See `jobs`."""
         return iterate_jobs(self, self.jobs(state=state, task=task, queue=queue))
+
+    async def cancel(
+        self,
+        jobs: Iterable[Job[Any]] | None = None,
+        *,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+        state: JobState | None = None,
+        by: str = "",
+    ) -> CancelCounts:
+        """Cancel many jobs. See `Job.cancel`.
+
+        Args:
+            jobs: The jobs. None: those that match the other arguments, of which at least one is given.
+            task: The jobs of this task.
+            queue: The jobs of this queue.
+            state: The jobs in this state: `ready`, `delayed` or `leased`.
+            by: The user or program that cancels them, for the reason that is kept with the messages.
+
+        Raises:
+            UsageError: Neither jobs nor an argument to find them are given, or both are.
+            NotSupported: The store can neither cancel nor remove messages.
+        """
+        if (jobs is None) == (task is None and queue is None and state is None):
+            raise UsageError("cancel() takes jobs, or one of task=, queue= and state= to find them")
+        found = jobs_of(self, self.queue_names(), unfinished_states(state), _task_name(task), queue)
+        return await cancel_many(self, jobs, found, by)
+
+    def cancel_sync(
+        self,
+        jobs: Iterable[Job[Any]] | None = None,
+        *,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+        state: JobState | None = None,
+        by: str = "",
+    ) -> CancelCounts:
+        """Cancel many jobs from code without an event loop. See `cancel`."""
+        call = self.cancel(jobs, task=task, queue=queue, state=state, by=by)
+        return self._run_sync(call, instead="await tasks.cancel(...)")
 
     def _check_results(self, task: str) -> None:
         """Refuse a task that keeps results if the store is known and has no place for them."""

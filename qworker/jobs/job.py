@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from qworker.errors import UsageError
+from qworker.jobs.cancel import Was, cancel_jobs
 from qworker.jobs.iterate import iterate_sync
 from qworker.jobs.records import Progress
 from qworker.jobs.source import JobSource
@@ -103,6 +104,29 @@ class Job(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
     def status_sync(self) -> Status:
         """Look at the job from code without an event loop. See `status`."""
         return _run_sync(self._bound(), self.status(), "await job.status()")
+
+    async def cancel(self, *, by: str = "") -> Was:
+        """Cancel the job: its message fails with the code `cancelled`, whether it waits or runs.
+
+        A running handler is stopped within about a second: an `async def` handler gets `CancelledError`, a process is
+        killed, and a thread can ask `Context.cancelled`.
+
+        Args:
+            by: The user or program that cancels it, for the reason that is kept with the message.
+
+        Returns:
+            `waiting` or `running`: the state before. `finished`: it had ended, or is not stored, and is not changed.
+
+        Raises:
+            NotSupported: The store can neither cancel nor remove messages.
+        """
+        source = self._bound()
+        was = await cancel_jobs(await source.app.backend(), source, self.queue, [self.id], by)
+        return was[self.id]
+
+    def cancel_sync(self, *, by: str = "") -> Was:
+        """Cancel the job from code without an event loop. See `cancel`."""
+        return _run_sync(self._bound(), self.cancel(by=by), "await job.cancel()")
 
     # -- the progress ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.cell import CellReply
 from qworker.errors import QueueNotFound
+from qworker.failure_text import code_of
 from qworker.jobs.look import find_message
 from qworker.jobs.records import (
     PROGRESS,
@@ -175,7 +176,7 @@ def _code(error: str | None, record: StoredResult | None) -> str:
     """Return why a message failed."""
     if record is not None and record.state in {"failed", "cancelled"}:
         return "cancelled" if record.state == "cancelled" else record.code
-    return "error"
+    return code_of(error) or "error"
 
 
 def _moment(seconds: float | None) -> datetime | None:

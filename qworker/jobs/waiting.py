@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from qworker.backend import Backend
 from qworker.cell import Cell, CellWatch
 from qworker.errors import JobGone
-from qworker.failure_text import summary
+from qworker.failure_text import CANCELLED, code_of, summary
 from qworker.jobs.handler_wait import handler_waits
 from qworker.jobs.look import find_message
 from qworker.jobs.records import PROGRESS, RESULTS, Progress, StoredResult, get_cell, read_progress, read_result
@@ -72,6 +72,8 @@ class _Waiter:
 def failed_result(stored: StoredMessage) -> StoredResult:
     """Return the end of a message that failed, from the message itself."""
     error = stored.error or ""
+    if code_of(error) == CANCELLED:
+        return StoredResult("cancelled", text=error, code=CANCELLED, finished_at=stored.finished_at)
     kind = summary(error).partition(":")[0]
     return StoredResult(
         "failed",

@@ -8,6 +8,7 @@ from typing import Any
 
 from qworker import log_events as events
 from qworker.message import Lease, SettleAction
+from qworker.worker.cancel_repair import CancelRepair
 from qworker.worker.consumers import Consumers
 from qworker.worker.delivery import CancelReason, Delivery
 from qworker.worker.executor import Executor, Runner
@@ -57,10 +58,17 @@ class WorkerLoops:
         self.suspects = Consumers(state, executor, isolated=True)
         self.feeder = Feeder(state)
         self.reaper = Reaper(state)
+        self.cancels = CancelRepair(state)
 
     def background(self) -> list[Callable[[], Any]]:
         """Return the loops that run with the feeder and until the handlers have finished. None ends by itself."""
-        loops = [self.lease_extender.watch, self.reaper.run, self.consumers.watch, self.suspects.watch]
+        loops = [
+            self.lease_extender.watch,
+            self.reaper.run,
+            self.cancels.run,
+            self.consumers.watch,
+            self.suspects.watch,
+        ]
         return [*[self.settler.run] * SENDERS, *loops]
 
     def release_waiting(self) -> None:
