@@ -26,6 +26,7 @@ try:
     from qworker.testing.contract_browse import BrowsingContract
     from qworker.testing.contract_bulk import BulkContract
     from qworker.testing.contract_cancel import CancellingContract
+    from qworker.testing.contract_cells import CellsContract
     from qworker.testing.contract_history import HistoryContract
     from qworker.testing.contract_lease import LeasingContract
     from qworker.testing.contract_max_body import MaxBodyContract
@@ -53,6 +54,7 @@ class BackendContract(
     BrowsingContract,
     PartingContract,
     WaitingContract,
+    CellsContract,
     BulkContract,
     HistoryContract,
 ):
