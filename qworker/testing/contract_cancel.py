@@ -145,13 +145,6 @@ class CancellingContract(Contract):
         delayed = await case.publish(b"d", delay=case.long)
         ready = await case.publish(*[b"%d" % number for number in range(300)])
         leases = await case.lease(3)
-        for selection in (
-            Selection(state=State.FAILED),
-            Selection(state=State.DONE),
-            Selection(unchanged=[FinishedMessage(id="x", state=State.FAILED, finished_at=1.0, location="x")]),
-        ):
-            with pytest.raises(UsageError, match="only ready, delayed and leased"):
-                await case.backend.cancel(case.queue, selection)
         held = {lease.message.id for lease in leases}
         wanted = {State.LEASED: held, State.READY: set(ready) - held, State.DELAYED: set(delayed)}
         for state, ids in wanted.items():
@@ -159,6 +152,13 @@ class CancellingContract(Contract):
             assert {one.id for one in found} == ids
             assert {one.state for one in found} == {state}
         assert await case.counts() == (0, 0, 0, 301)
+        for selection in (
+            Selection(state=State.FAILED),
+            Selection(state=State.DONE),
+            Selection(unchanged=[FinishedMessage(id="x", state=State.FAILED, finished_at=1.0, location="x")]),
+        ):
+            with pytest.raises(UsageError, match="only ready, delayed and leased"):
+                await case.backend.cancel(case.queue, selection)
 
     @rule("cancel")
     async def test_a_cancelled_message_can_be_requeued_and_its_old_holder_cannot_touch_it(self, case: Case) -> None:
@@ -187,8 +187,11 @@ class CancellingContract(Contract):
         assert await case.counts() == (0, 0, 0, 0)
 
     @rule("cancel")
-    @rule("given_ids")
     async def test_the_id_of_a_cancelled_message_stays_taken(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        await cancel(case, "order-17")
+        if "given_ids" in case.backend.deviations:
+            return
         await case.publish(b"1", id="order-17")
         await case.lease_one()
         assert [one.id for one in await cancel(case, "order-17")] == ["order-17"]
@@ -199,8 +202,11 @@ class CancellingContract(Contract):
         assert await case.leased_bodies() == [b"3"]
 
     @rule("cancel")
-    @rule("unique_key")
     async def test_a_cancel_frees_the_unique_key(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        await cancel(case, "x")
+        if "unique_key" in case.backend.deviations:
+            return
         (message_id,) = await case.publish(b"1", unique_key="k")
         await cancel(case, message_id)
         await case.publish(b"2", unique_key="k")
