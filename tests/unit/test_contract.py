@@ -17,7 +17,7 @@ MEMBERS = {
     "publish",
     *("lease", "wait", "extend", "settle", "reap"),
     *("queues", "create", "delete", "stats", "pause", "resume"),
-    *("browse", "parts", "find", "requeue", "remove"),
+    *("browse", "parts", "find", "requeue", "remove", "cancel"),
 }
 # What it may set; each has a value for a store that has nothing to say.
 ATTRIBUTES = {"deviations", "shared", "directory", "remote_leases", "history", "max_body"}
@@ -25,10 +25,10 @@ ATTRIBUTES = {"deviations", "shared", "directory", "remote_leases", "history", "
 ONE = FinishedMessage(id="x", state=State.FAILED, finished_at=1.0)
 
 
-def test_the_contract_has_22_members_and_none_has_a_default() -> None:
+def test_the_contract_has_23_members_and_none_has_a_default() -> None:
     public = {name for name in vars(Backend) if not name.startswith("_")}
     assert public == MEMBERS | ATTRIBUTES
-    assert len(MEMBERS) == 22
+    assert len(MEMBERS) == 23
     assert Backend.__abstractmethods__ == MEMBERS
 
 
