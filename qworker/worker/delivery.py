@@ -12,6 +12,7 @@ import msgspec
 from qworker.context import Context
 from qworker.definition.callables import not_run_error
 from qworker.envelope import EncodedResult, encode_result
+from qworker.failed_call import FailureCode
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
 
@@ -76,6 +77,9 @@ class Delivery(msgspec.Struct, eq=False):
     keep_result: bool = False
     result: EncodedResult | None = None
     settlement: Settlement | None = None
+    # Why a message failed for good, and whether its report is still to be stored, before it is failed.
+    code: FailureCode = "error"
+    unreported: bool = False
     # True from the moment at which its settlement may be on its way: no extension starts any more.
     settling: bool = False
     # The log fields of its span, if it is traced.
@@ -102,6 +106,12 @@ class Delivery(msgspec.Struct, eq=False):
         if error is None and self.keep_result:
             self.result = encode_result(value)
         return error
+
+    def fail(self, error: str, code: FailureCode = "error") -> None:
+        """Decide that the message has failed for good."""
+        self.code = code
+        self.unreported = self.handler is not None and self.handler.on_failure is not None
+        self.settle(SettleAction.FAIL_PERM, error=error)
 
     def is_lost(self, now: float) -> bool:
         """Return whether the lease is over at a monotonic time: lost, expired, or to be settled. From any thread."""
