@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from qworker.attempt.hooks import Hook, check_hooks
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
+from qworker.call import Call
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
 from qworker.definition.callables import check_handler, handler_name
@@ -20,9 +22,10 @@ from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
+from qworker.failed_call import check_holds, check_on_failure
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
-from qworker.task import Call, Job, RawHandler, Task, TaskOptions
+from qworker.task import Job, RawHandler, Task, TaskOptions
 from qworker.validation import check_headers, check_text, shown
 
 __all__ = ["Tasks"]
@@ -55,9 +58,11 @@ class Tasks(Generic[State]):
             is called for each new connection. Or a `CredentialProvider` of redis-py. The command line and scaling with
             `--workers MIN-MAX` do not have the app: for them write `?credential_provider=package.module:name` in the
             URL instead.
+        hooks: What runs around every handler, the outermost first, and for every call that is enqueued.
 
     Attributes:
         lifespan: The `lifespan` argument.
+        hooks: The hooks of the app.
         clock: The clock of its backends. Tests set a fake one before the first call.
         registered_tasks: The tasks by name.
         raw_handlers: The raw handlers by queue.
@@ -70,9 +75,11 @@ class Tasks(Generic[State]):
         *,
         lifespan: Callable[[Tasks[Any]], AbstractAsyncContextManager[State]] | None = None,
         credential_provider: Callable[[], Any] | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self._url = None if url is None else check_text("url", url)
         self.lifespan = _check_lifespan(lifespan)
+        self.hooks = check_hooks(hooks)
         self._credential_provider = credential_provider
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
@@ -105,6 +112,8 @@ class Tasks(Generic[State]):
         process: bool = False,
         priority: int = 0,
         hold: float | timedelta = 0.0,
+        hooks: Sequence[Hook] = (),
+        on_failure: Task[..., Any] | None = None,
     ) -> _Decorator[State]: ...
 
     @exact_options
@@ -120,6 +129,8 @@ class Tasks(Generic[State]):
         process: bool = False,
         priority: int = 0,
         hold: float | timedelta = 0.0,
+        hooks: Sequence[Hook] = (),
+        on_failure: Task[..., Any] | None = None,
     ) -> Any:
         """Register a function as a task.
 
@@ -134,6 +145,8 @@ class Tasks(Generic[State]):
             priority: 0 (default) to 9 (first), for calls without their own priority.
             hold: Seconds from the enqueue for which the id of a call stays taken although its message is gone, or a
                 timedelta. It counts for calls that have an id.
+            hooks: What runs around its attempts, inside the hooks of the app, the outermost first.
+            on_failure: The task that is enqueued, with a `FailedCall`, once when a message has failed for good.
 
         Raises:
             DuplicateTask: The name is already used.
@@ -152,7 +165,8 @@ class Tasks(Generic[State]):
             priority=priority,
             hold=held,
         )
-        decorator = _Decorator(self, name, options)
+        around = (*self.hooks, *check_hooks(hooks))
+        decorator = _Decorator(self, name, options, around, check_on_failure(self, on_failure))
         return decorator if function is None else decorator(function)
 
     @exact_options
@@ -164,6 +178,7 @@ class Tasks(Generic[State]):
         timeout: float | timedelta | None = None,
         backoff: Backoff = DEFAULT_BACKOFF,
         process: bool = False,
+        hooks: Sequence[Hook] = (),
     ) -> Callable[[F], F]:
         """Register a function for a queue's raw messages: those that are not an envelope of a registered task.
 
@@ -175,6 +190,7 @@ class Tasks(Generic[State]):
         """
         given: Any = timeout
         options = TaskOptions(queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process)
+        around = (*self.hooks, *check_hooks(hooks))
 
         def register(function: F) -> F:
             _check(function, "@tasks.raw_handler")
@@ -183,7 +199,7 @@ class Tasks(Generic[State]):
                     f"the queue {queue!r} already has a raw handler ({self.raw_handlers[queue].name}):"
                     " a queue can have only one"
                 )
-            self.raw_handlers[queue] = RawHandler(function, options)
+            self.raw_handlers[queue] = RawHandler(function, options, around)
             return function
 
         return register
@@ -384,12 +400,21 @@ async def _publish(backend: Backend, calls: list[Call]) -> list[Job]:
 class _Decorator(Generic[State]):
     """`@tasks.task(...)`, typed for functions with and without a `Context`."""
 
-    __slots__ = ("_name", "_options", "_tasks")
+    __slots__ = ("_hooks", "_name", "_on_failure", "_options", "_tasks")
 
-    def __init__(self, tasks: Tasks[State], name: str | None, options: TaskOptions) -> None:
+    def __init__(
+        self,
+        tasks: Tasks[State],
+        name: str | None,
+        options: TaskOptions,
+        hooks: tuple[Hook, ...],
+        on_failure: Task[..., Any] | None,
+    ) -> None:
         self._tasks = tasks
         self._name = name
         self._options = options
+        self._hooks = hooks
+        self._on_failure = on_failure
 
     @overload
     def __call__(self, function: Callable[Concatenate[Context[State], P], R], /) -> Task[P, R]: ...
@@ -400,7 +425,10 @@ class _Decorator(Generic[State]):
     def __call__(self, function: Callable[..., Any], /) -> Any:
         _check(function, "@tasks.task")
         name = self._name or handler_name(function)
-        task: Task[..., Any] = Task(self._tasks, function, name, self._options)
+        task: Task[..., Any] = Task(self._tasks, function, name, self._options, self._hooks)
+        if self._on_failure is not None:
+            check_holds(self._tasks._url, name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            task.on_failure = self._on_failure
         self._tasks.register(task)
         return task
 

@@ -36,7 +36,7 @@ class WorkerLoops:
         self.state = state
         state.events = self
         concurrency = state.options.concurrency
-        self.threads = ThreadRunner(concurrency)
+        self.threads = ThreadRunner(concurrency, state.providers)
         self.processes = ProcessRunner(process_limit(concurrency), state.clock)
         runners: dict[str, Runner] = {"thread": self.threads, "process": self.processes}
         self.isolated_processes: ProcessRunner | None = None
