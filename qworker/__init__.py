@@ -15,6 +15,7 @@ FailedCall    what an `on_failure` task gets: a call that has failed for good
 Message       one unit of work in a queue
 Draft         a message to be published
 State         where a stored message is
+CancelReason  why a handler is stopped: `ctx.reason`
 LeaseLost     an error: the lease of the message is lost
 QworkerError  the base class of all errors, which are in `qworker.errors`
 
@@ -37,7 +38,7 @@ from qworker.app import Tasks
 from qworker.attempt.hooks import Attempt, Hook
 from qworker.attempt.injection import provide
 from qworker.call import Call
-from qworker.context import Context
+from qworker.context import CancelReason, Context
 from qworker.decision import Fail, Retry
 from qworker.errors import LeaseLost, QworkerError
 from qworker.failed_call import FailedCall
@@ -49,6 +50,7 @@ __all__ = [
     "Attempt",
     "Backoff",
     "Call",
+    "CancelReason",
     "Context",
     "Draft",
     "Fail",

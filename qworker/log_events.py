@@ -26,6 +26,7 @@ __all__ = [
     "MESSAGES_LEFT",
     "MESSAGE_ACKED",
     "MESSAGE_BLOCKED",
+    "MESSAGE_CANCELLED",
     "MESSAGE_FAILED",
     "MESSAGE_ID",
     "MESSAGE_ISOLATED",
@@ -75,6 +76,8 @@ ISOLATION_DISABLED = "isolation_disabled"
 MESSAGE_TOO_LARGE = "message_too_large"
 # Level warning. Another worker may hold the message, and this worker's outcome does not count.
 LEASE_LOST = "lease_lost"
+# Level info. The message was cancelled while this worker held it. Its handler was stopped.
+MESSAGE_CANCELLED = "message_cancelled"
 # Level warning, once for each message. The store cannot store this message's outcome, but it stores others. The
 # settlement is retried with growing pauses until the lease expires.
 SETTLEMENT_DELAYED = "settlement_delayed"

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import Delivery
 from qworker.worker.state import WorkerState
 
 __all__ = ["Consumers"]
@@ -147,7 +147,7 @@ class Consumers:
             self._events.consumer_freed()
 
     def _release(self, delivery: Delivery) -> None:
-        if delivery.cancel_reason is CancelReason.LOST:
+        if delivery.gone is not None:
             self._events.lease_lost(delivery, "it was lost before the handler ran")
             return
         delivery.settle(SettleAction.RELEASE)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Protocol
 
 from qworker import log_events as events
 from qworker.attempt.runner import AttemptRunner
 from qworker.clock import Clock
-from qworker.context import Context
+from qworker.context import CancelReason, Context, Stopping
 from qworker.decision import Fail, Retry, outcome_of
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import InvalidArguments
@@ -23,7 +22,7 @@ from qworker.names import printable
 from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.task import Handler
-from qworker.worker.delivery import CancelReason, Delivery, expiry_margin
+from qworker.worker.delivery import Delivery, expiry_margin
 from qworker.worker.failure_reports import FailureReports
 from qworker.worker.state import WorkerState
 
@@ -56,6 +55,7 @@ class Executor:
         self._active = state.active
         self._runners = runners
         self._lifespan_value = state.lifespan_value
+        self._stopping = state.stopping
         self._observers = state.observers
         self._clock = state.clock
         self._margin = expiry_margin(state.options.visibility_timeout)
@@ -158,7 +158,7 @@ class Executor:
         now = self._clock.monotonic()
         if delivery.cancel_reason is None and delivery.expires <= now + self._margin:
             # The store granted the lease long before its answer arrived.
-            delivery.cancel_reason = CancelReason.EXPIRING
+            delivery.cancel_reason = CancelReason.LEASE_LOST
         if handler is None or delivery.cancel_reason is not None:
             self._decide(delivery)
             return
@@ -226,7 +226,7 @@ class Executor:
             headers=delivery.headers,
             state=self._lifespan_value,
             max_tries=handler.options.max_tries,
-            lease_lost=functools.partial(_is_lost, delivery, self._clock),
+            control=_Control(delivery, self._clock, self._stopping),
         )
 
     def _notify_started(self, delivery: Delivery) -> None:
@@ -277,7 +277,7 @@ class Executor:
         if reason is CancelReason.TIMEOUT and delivery.handler is not None:
             delivery.error = TimeoutError(f"timed out after {delivery.handler.options.timeout:g} seconds")
             self._fail(delivery, str(delivery.error), code="timeout")
-        elif reason is not CancelReason.LOST:
+        elif delivery.gone is None:
             # The result of a cancelled handler does not count, because the handler may be incomplete.
             delivery.settle(SettleAction.RELEASE)
 
@@ -340,5 +340,21 @@ class _HandlerCall:
                 step = coroutine.throw
 
 
-def _is_lost(delivery: Delivery, clock: Clock) -> bool:
-    return delivery.is_lost(clock.monotonic())
+class _Control:
+    """What a delivery tells the context of its handler, as an `AttemptControl`."""
+
+    __slots__ = ("_clock", "_delivery", "stopping")
+
+    def __init__(self, delivery: Delivery, clock: Clock, stopping: Stopping) -> None:
+        self._delivery = delivery
+        self._clock = clock
+        self.stopping = stopping
+
+    @property
+    def reason(self) -> CancelReason | None:
+        """Why the handler is stopped."""
+        return self._delivery.cancel_reason
+
+    def is_lost(self) -> bool:
+        """Return whether the lease is over."""
+        return self._delivery.is_lost(self._clock.monotonic())

@@ -13,7 +13,7 @@ from qworker.call import Call
 from qworker.errors import QueueNotFound, UsageError
 from qworker.failed_call import failure_report
 from qworker.failure_text import summary_of
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import Delivery
 from qworker.worker.outage import BACKEND_ERRORS
 from qworker.worker.state import WorkerState
 
@@ -50,7 +50,7 @@ class FailureReports:
         until = self._clock.monotonic() + self._patience
         while (problem := await self._try(call)) is not None:
             now = self._clock.monotonic()
-            if delivery.cancel_reason is CancelReason.LOST or now >= delivery.expires:
+            if delivery.gone is not None or now >= delivery.expires:
                 delivery.settlement = None
                 return
             if isinstance(problem, UsageError) or now >= until:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker import log_events as events
+from qworker.context import CancelReason
 from qworker.message import Lease, SettleAction
 from qworker.worker.consumers import Consumers
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import Delivery
 from qworker.worker.executor import Executor, Runner
 from qworker.worker.feeder import Feeder
 from qworker.worker.handlers.process_runner import ProcessRunner, app_place, process_limit
@@ -77,6 +78,14 @@ class WorkerLoops:
         self.state.quiet = True
         self.feeder.interrupt()
 
+    def notice_stopping(self) -> None:
+        """Tell the handlers that the worker stops. Idempotent."""
+        if not self.state.stopping.is_set():
+            self.state.stopping.set()
+            self.processes.notice_stopping()
+            if self.isolated_processes is not None:
+                self.isolated_processes.notice_stopping()
+
     async def wait_for_handlers(self, patience: float, aborting: asyncio.Event) -> bool:
         """Wait until no lease is held. Return False if `patience` seconds or `aborting` came first."""
         held = self.state.held
@@ -122,6 +131,10 @@ class WorkerLoops:
         if self.state.listener is not None:
             self.state.listener.leases_extended(deliveries)
         self.settler.on_extended()
+
+    def leases_missing(self, deliveries: Sequence[Delivery]) -> None:
+        """Ask the store why, and stop the handlers."""
+        self.reaper.ask_why(deliveries)
 
     def lease_lost(self, delivery: Delivery, reason: str) -> None:
         """Drop the delivery."""

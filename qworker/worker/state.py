@@ -11,6 +11,7 @@ from qworker.app import Tasks
 from qworker.attempt.providers import WorkerProviders
 from qworker.backend import Backend
 from qworker.clock import Clock
+from qworker.context import Stopping
 from qworker.failure_text import summary_of
 from qworker.message import Lease
 from qworker.worker.delivery import Delivery, LeaseListener, Observer, WorkerCounts
@@ -29,6 +30,10 @@ class WorkerEvents(Protocol):
 
     def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
         """Report that a round of extensions has extended the leases of these deliveries."""
+        ...
+
+    def leases_missing(self, deliveries: Sequence[Delivery]) -> None:
+        """Report that the store did not extend the leases of these deliveries: they are gone."""
         ...
 
     def delivery_finished(self, delivery: Delivery) -> None:
@@ -76,6 +81,7 @@ class WorkerState:
         held: Every lease of this worker, from its start to its settlement. Other threads read it.
         active: The deliveries whose handler is running. Other threads read its size.
         quiet: Whether the worker leases nothing more, but stays.
+        stopping: The notice for handlers that the worker stops.
         suspects: The deliveries that run in a process of suspects, or wait for one.
         settling: Messages whose settlement is on its way to the store. Their consumers are free.
         leftover_threads: Consumers whose thread has outlived its message.
@@ -97,6 +103,7 @@ class WorkerState:
     held: set[Delivery] = field(default_factory=set[Delivery])
     active: set[Delivery] = field(default_factory=set[Delivery])
     quiet: bool = False
+    stopping: Stopping = field(default_factory=Stopping)
     suspects: set[Delivery] = field(default_factory=set[Delivery])
     settling: int = 0
     leftover_threads: int = 0

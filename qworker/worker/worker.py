@@ -101,6 +101,7 @@ class Worker:
             self._log.info(events.WORKER_DRAINING, running=len(self.running_messages()))
             if self._loops is not None:
                 self._loops.feeder.stop()
+                self._loops.notice_stopping()
 
     def cancel_handlers(self) -> None:
         """Cancel the handlers now and release their messages, tries unchanged. Idempotent."""
@@ -224,6 +225,7 @@ class Worker:
         loops.lease_extender.start()
         if self._draining:
             loops.feeder.stop()
+            loops.notice_stopping()
         file_system = file_system_of(backend)
         more: dict[str, str] = {}
         if file_system is not None:

@@ -1,8 +1,7 @@
 """The process of a handler: it takes messages from its parent's socket, one at a time, and sends back the outcomes.
 
-Both directions carry a length (4 bytes, big endian) and a msgpack map: data only, no pickled objects. The process ends
-when the socket does. On Linux the kernel kills it when its parent dies, so that no handler continues for a worker that
-is gone.
+`parent_link` has the form of what is sent. The process ends when the socket does. On Linux the kernel kills it when its
+parent dies, so that no handler continues for a worker that is gone.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from qworker.kit.linux import set_parent_death_signal
 from qworker.message import Lease, Message
 from qworker.signature import Signature
 from qworker.task import RAW_HANDLERS, Handler
+from qworker.worker.handlers.parent_link import ParentLink, receive_frame
 
 __all__ = [
-    "LENGTH",
     "ChildSetup",
     "Found",
     "Handlers",
@@ -48,14 +47,9 @@ __all__ = [
     "decided",
     "log_provider",
     "main",
-    "receive_request",
     "receive_setup",
     "returned",
-    "to_frame",
 ]
-
-# Bytes of the length in front of each map.
-LENGTH = 4
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,24 +108,23 @@ class Running:
 
 
 class LeaseCheck:
-    """Checks the lease of the running message. The parent knows about it."""
+    """What the parent knows about the running message, as an `AttemptControl`.
 
-    def __init__(self, parent: socket.socket) -> None:
-        self._parent = parent
+    If the handler is to be stopped, the parent kills the process. So there is never a reason here.
+    """
+
+    reason = None
+
+    def __init__(self, link: ParentLink[RunRequest]) -> None:
+        self._link = link
         self._lock = threading.Lock()
         self._over = False
+        self.stopping = link.stopping
 
     def is_lost(self) -> bool:
         """Ask the parent whether the lease is lost. From any of the handler's threads."""
         with self._lock:
-            if self._over:
-                return True
-            try:
-                self._parent.sendall(to_frame(RunReply(how="check_lease")))
-                answer = _receive(self._parent)
-            except OSError:
-                return True
-            return answer is None or msgspec.msgpack.decode(answer, type=bool)
+            return self._over or self._link.ask(RunReply(how="check_lease")) is not False
 
     def end(self) -> None:
         """Ask the parent nothing more, because it waits for the next message."""
@@ -160,9 +153,10 @@ def main(descriptor: int) -> None:
             return
         handlers = Handlers(setup.main, setup.logging)
         providers = WorkerProviders(log_provider)
+        link = ParentLink(parent, RunRequest)
         try:
-            while (request := receive_request(parent)) is not None:
-                parent.sendall(to_frame(_run(handlers, providers, request, parent)))
+            while (request := link.next_request()) is not None:
+                link.send(_run(handlers, providers, request, link))
         finally:
             providers.close()
 
@@ -179,7 +173,7 @@ def receive_setup(parent: socket.socket) -> ChildSetup | None:
     # Functions, not SIG_IGN: programs that a handler starts must not inherit it.
     signal.signal(signal.SIGINT, _ignore_terminal_signals)
     signal.signal(signal.SIGTERM, _ignore_terminal_signals)
-    first = _receive(parent)
+    first = receive_frame(parent)
     if first is None:
         return None
     setup = msgspec.msgpack.decode(first, type=ChildSetup)
@@ -187,18 +181,6 @@ def receive_setup(parent: socket.socket) -> ChildSetup | None:
     if setup.logging is not None:
         logs.configure(*setup.logging)
     return setup
-
-
-def receive_request(parent: socket.socket) -> RunRequest | None:
-    """Wait for the next message. None: the parent is gone."""
-    data = _receive(parent)
-    return None if data is None else msgspec.msgpack.decode(data, type=RunRequest)
-
-
-def to_frame(value: Any) -> bytes:
-    """Encode what either side sends, with its length."""
-    encoded = msgspec.msgpack.encode(value)
-    return len(encoded).to_bytes(LENGTH, "big") + encoded
 
 
 def _ignore_terminal_signals(_signal: int, _frame: Any) -> None:
@@ -212,27 +194,12 @@ def _die_with_the_parent(parent: int) -> None:
         raise SystemExit(1)
 
 
-def _receive(parent: socket.socket) -> bytes | None:
-    head = _exactly(parent, LENGTH)
-    return None if head is None else _exactly(parent, int.from_bytes(head, "big"))
-
-
-def _exactly(parent: socket.socket, count: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        part = parent.recv(min(count - len(data), 1 << 20))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
-
-
-def _run(handlers: Handlers, providers: WorkerProviders, request: RunRequest, parent: socket.socket) -> RunReply:
+def _run(handlers: Handlers, providers: WorkerProviders, request: RunRequest, link: ParentLink[RunRequest]) -> RunReply:
     logs.RUNNING.set(Running(request))
-    lease = LeaseCheck(parent)
+    lease = LeaseCheck(link)
     try:
         found = handlers.found(request)
-        parent.sendall(to_frame(RunReply(how="begun")))
+        link.send(RunReply(how="begun"))
         return _outcome(found, providers, request, lease)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
         return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))
@@ -278,7 +245,7 @@ def arguments(
     Args:
         signature: The handler's signature.
         request: The message.
-        lease: The check of its lease.
+        lease: What the parent knows about it.
         state: The value that the app's lifespan yielded.
     """
     message = msgspec.structs.replace(request.message, argv=tuple(map(os.fsdecode, request.argv)))
@@ -298,7 +265,7 @@ def arguments(
         headers=headers,
         state=state,
         max_tries=request.max_tries,
-        lease_lost=lease.is_lost,
+        control=lease,
     )
     return context, args, kwargs
 

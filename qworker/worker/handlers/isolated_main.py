@@ -30,11 +30,10 @@ from qworker.worker.handlers.child_main import (
     arguments,
     decided,
     log_provider,
-    receive_request,
     receive_setup,
     returned,
-    to_frame,
 )
+from qworker.worker.handlers.parent_link import ParentLink
 
 __all__ = ["main"]
 
@@ -50,7 +49,8 @@ def main(descriptor: int) -> None:
 
 async def _serve(parent: socket.socket, setup: ChildSetup) -> None:
     handlers = Handlers(setup.main, setup.logging)
-    request = await asyncio.to_thread(receive_request, parent)
+    link = ParentLink(parent, RunRequest)
+    request = await asyncio.to_thread(link.next_request)
     while request is not None:
         answered = False
         try:
@@ -59,18 +59,18 @@ async def _serve(parent: socket.socket, setup: ChildSetup) -> None:
                 providers = WorkerProviders(log_provider)
                 try:
                     while request is not None:
-                        reply = await _run(_Suspects(app, state, providers), request, parent)
+                        reply = await _run(_Suspects(app, state, providers), request, link)
                         answered = True
-                        parent.sendall(to_frame(reply))
-                        request = await asyncio.to_thread(receive_request, parent)
+                        link.send(reply)
+                        request = await asyncio.to_thread(link.next_request)
                         answered = request is None
                 finally:
                     await providers.aclose()
         except (Exception, SystemExit) as error:  # the import and the lifespan are code of the app
             if answered or request is None:
                 raise
-            parent.sendall(to_frame(_not_begun(error)))
-            request = await asyncio.to_thread(receive_request, parent)
+            link.send(_not_begun(error))
+            request = await asyncio.to_thread(link.next_request)
 
 
 def _load(handlers: Handlers, setup: ChildSetup) -> Tasks:
@@ -92,9 +92,9 @@ class _Suspects(NamedTuple):
     providers: WorkerProviders
 
 
-async def _run(suspects: _Suspects, request: RunRequest, parent: socket.socket) -> RunReply:
+async def _run(suspects: _Suspects, request: RunRequest, link: ParentLink[RunRequest]) -> RunReply:
     # A task of its own: a handler that cancels its task cancels nothing else, and its context variables end with it.
-    task = asyncio.create_task(_outcome(suspects, request, parent), context=contextvars.copy_context())
+    task = asyncio.create_task(_outcome(suspects, request, link), context=contextvars.copy_context())
     await asyncio.wait([task])
     try:
         return task.result()
@@ -102,17 +102,17 @@ async def _run(suspects: _Suspects, request: RunRequest, parent: socket.socket) 
         return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))
 
 
-async def _outcome(suspects: _Suspects, request: RunRequest, parent: socket.socket) -> RunReply:
+async def _outcome(suspects: _Suspects, request: RunRequest, link: ParentLink[RunRequest]) -> RunReply:
     app = suspects.app
     logs.RUNNING.set(Running(request))
-    lease = LeaseCheck(parent)
+    lease = LeaseCheck(link)
     try:
         handler = app.raw_handlers.get(request.message.queue) if request.raw else app.registered_tasks.get(request.name)
         if handler is None:
             text = f"the app has no handler {request.name!r} when it is imported again: register it on import"
             return _not_begun(UsageError(text))
         context, args, kwargs = arguments(handler.signature, request, lease, suspects.state)
-        parent.sendall(to_frame(RunReply(how="begun")))
+        link.send(RunReply(how="begun"))
         return returned(await _call(handler, context, args, kwargs, suspects.providers), request)
     except (Retry, Fail) as error:
         return decided(error)

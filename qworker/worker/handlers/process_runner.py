@@ -21,12 +21,14 @@ import msgspec
 from qworker import logs
 from qworker.app import Tasks
 from qworker.clock import Clock
+from qworker.context import CancelReason
 from qworker.decision import Fail, Retry
 from qworker.errors import UsageError
 from qworker.failure_text import NotBegun, ProcessDied, RemoteFailure, error_type
 from qworker.task import Handler, RawHandler
-from qworker.worker.delivery import CancelReason, Delivery
-from qworker.worker.handlers.child_main import LENGTH, ChildSetup, RunReply, RunRequest, to_frame
+from qworker.worker.delivery import Delivery
+from qworker.worker.handlers.child_main import ChildSetup, RunReply, RunRequest
+from qworker.worker.handlers.parent_link import LENGTH, STOPPING, to_frame
 
 __all__ = ["ProcessRunner", "app_place", "check_importable", "process_limit"]
 
@@ -96,14 +98,19 @@ class HandlerProcess:
         ours.setblocking(False)
         self._socket = ours
         self._set_up = False
+        # One frame after another.
+        self._sending = asyncio.Lock()
 
-    async def ask(self, request: RunRequest, begun: Callable[[], None], is_lost: Callable[[], bool]) -> RunReply:
+    async def ask(
+        self, request: RunRequest, begun: Callable[[], None], is_lost: Callable[[], bool], stopping: Callable[[], bool]
+    ) -> RunReply:
         """Run one message.
 
         Args:
             request: The message.
             begun: Called when its handler is imported and starts.
             is_lost: Asked when the handler checks its lease.
+            stopping: Returns whether the worker stops already.
 
         Raises:
             OSError, EOFError: the process has died.
@@ -111,17 +118,33 @@ class HandlerProcess:
         loop = asyncio.get_running_loop()
         if not self._set_up:
             setup = ChildSetup(main=_main_path(), logging=logs.configured(), parent=os.getpid(), app=self._app)
-            await loop.sock_sendall(self._socket, to_frame(setup))
+            await self._send(setup)
             self._set_up = True
-        await loop.sock_sendall(self._socket, to_frame(request))
+        if stopping():
+            await self._send(STOPPING)
+        await self._send(request)
         reply = await self._reply(loop)
         while reply.how in {"begun", "check_lease"}:
             if reply.how == "begun":
                 begun()
             else:
-                await loop.sock_sendall(self._socket, to_frame(is_lost()))
+                await self._send(is_lost())
             reply = await self._reply(loop)
         return reply
+
+    async def _send(self, value: Any) -> None:
+        async with self._sending:
+            await asyncio.get_running_loop().sock_sendall(self._socket, to_frame(value))
+
+    async def notice_stopping(self) -> None:
+        """Tell the handler that the worker stops."""
+        try:
+            # Before the set-up, the child expects nothing else.
+            if self._set_up:
+                await self._send(STOPPING)
+        except OSError:
+            # The process has died, or was killed: whoever runs it finds that out.
+            pass
 
     async def _reply(self, loop: asyncio.AbstractEventLoop) -> RunReply:
         size = int.from_bytes(await self._exactly(loop, LENGTH), "big")
@@ -192,6 +215,9 @@ class ProcessRunner:
         self._app = app
         self._slots = asyncio.Semaphore(limit)
         self._idle: list[HandlerProcess] = []
+        self._busy: set[HandlerProcess] = set()
+        self._stopping = False
+        self._notices: set[asyncio.Task[None]] = set()
         # Processes that were asked to end and still run.
         self._ending: list[HandlerProcess] = []
 
@@ -211,6 +237,17 @@ class ProcessRunner:
             return reply
         delivery.result = reply.result
         return _error(reply)
+
+    def notice_stopping(self) -> None:
+        """Tell the handlers that run, and those that start later, that the worker stops."""
+        self._stopping = True
+        for child in self._busy:
+            self._notice(child)
+
+    def _notice(self, child: HandlerProcess) -> None:
+        notice = asyncio.get_running_loop().create_task(child.notice_stopping())
+        self._notices.add(notice)
+        notice.add_done_callback(self._notices.discard)
 
     async def close(self) -> None:
         """End all processes."""
@@ -248,13 +285,16 @@ class ProcessRunner:
             child = self._free_child()
         except OSError as error:
             return RemoteFailure(error_type(error), f"the handler's process cannot be started: {error.strerror}")
+        self._busy.add(child)
         try:
-            reply = await child.ask(request, begun, is_lost)
+            reply = await child.ask(request, begun, is_lost, lambda: self._stopping)
         except (OSError, EOFError):
             return await self._died(child)
         except BaseException:
             self._kill(child)
             raise
+        finally:
+            self._busy.discard(child)
         self._idle.append(child)
         return reply
 
