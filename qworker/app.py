@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from qworker.attempt.hooks import Hook, check_hooks
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
+from qworker.call import Call
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
 from qworker.definition.callables import check_handler, handler_name
@@ -20,6 +22,7 @@ from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
+from qworker.failed_call import check_holds, check_on_failure
 from qworker.jobs.app_jobs import cancel_many, iterate_jobs, job_of, jobs_of, unfinished_states
 from qworker.jobs.cancel import CancelCounts
 from qworker.jobs.job import Job
@@ -28,7 +31,7 @@ from qworker.jobs.support import refuse_results
 from qworker.message import State as MessageState
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
-from qworker.task import Call, RawHandler, Task, TaskOptions
+from qworker.task import RawHandler, Task, TaskOptions
 from qworker.validation import check_headers, check_text, shown
 
 __all__ = ["Tasks"]
@@ -62,9 +65,11 @@ class Tasks(Generic[State]):
             is called for each new connection. Or a `CredentialProvider` of redis-py. The command line and scaling with
             `--workers MIN-MAX` do not have the app: for them write `?credential_provider=package.module:name` in the
             URL instead.
+        hooks: What runs around every handler, the outermost first, and for every call that is enqueued.
 
     Attributes:
         lifespan: The `lifespan` argument.
+        hooks: The hooks of the app.
         clock: The clock of its backends. Tests set a fake one before the first call.
         registered_tasks: The tasks by name.
         raw_handlers: The raw handlers by queue.
@@ -77,9 +82,11 @@ class Tasks(Generic[State]):
         *,
         lifespan: Callable[[Tasks[Any]], AbstractAsyncContextManager[State]] | None = None,
         credential_provider: Callable[[], Any] | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self._url = None if url is None else check_text("url", url)
         self.lifespan = _check_lifespan(lifespan)
+        self.hooks = check_hooks(hooks)
         self._credential_provider = credential_provider
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
@@ -113,6 +120,8 @@ class Tasks(Generic[State]):
         priority: int = 0,
         hold: float | timedelta = 0.0,
         result: float | timedelta | None = None,
+        hooks: Sequence[Hook] = (),
+        on_failure: Task[..., Any] | None = None,
     ) -> _Decorator[State]: ...
 
     @exact_options
@@ -129,6 +138,8 @@ class Tasks(Generic[State]):
         priority: int = 0,
         hold: float | timedelta = 0.0,
         result: float | timedelta | None = None,
+        hooks: Sequence[Hook] = (),
+        on_failure: Task[..., Any] | None = None,
     ) -> Any:
         """Register a function as a task.
 
@@ -145,6 +156,8 @@ class Tasks(Generic[State]):
                 timedelta. It counts for calls that have an id.
             result: Seconds for which the result of a call is kept after the end of the call, or a timedelta. None: it
                 is not kept, and `Job.result` is refused.
+            hooks: What runs around its attempts, inside the hooks of the app, the outermost first.
+            on_failure: The task that is enqueued, with a `FailedCall`, once when a message has failed for good.
 
         Raises:
             DuplicateTask: The name is already used.
@@ -166,7 +179,8 @@ class Tasks(Generic[State]):
             hold=held,
             result=kept,
         )
-        decorator = _Decorator(self, name, options)
+        around = (*self.hooks, *check_hooks(hooks))
+        decorator = _Decorator(self, name, options, around, check_on_failure(self, on_failure))
         return decorator if function is None else decorator(function)
 
     @exact_options
@@ -178,6 +192,7 @@ class Tasks(Generic[State]):
         timeout: float | timedelta | None = None,
         backoff: Backoff = DEFAULT_BACKOFF,
         process: bool = False,
+        hooks: Sequence[Hook] = (),
     ) -> Callable[[F], F]:
         """Register a function for a queue's raw messages: those that are not an envelope of a registered task.
 
@@ -189,6 +204,7 @@ class Tasks(Generic[State]):
         """
         given: Any = timeout
         options = TaskOptions(queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process)
+        around = (*self.hooks, *check_hooks(hooks))
 
         def register(function: F) -> F:
             _check(function, "@tasks.raw_handler")
@@ -197,7 +213,7 @@ class Tasks(Generic[State]):
                     f"the queue {queue!r} already has a raw handler ({self.raw_handlers[queue].name}):"
                     " a queue can have only one"
                 )
-            self.raw_handlers[queue] = RawHandler(function, options)
+            self.raw_handlers[queue] = RawHandler(function, options, around)
             return function
 
         return register
@@ -425,6 +441,10 @@ class Tasks(Generic[State]):
         self._backends = weakref.WeakKeyDictionary()
         self._latest = None
 
+    def _use_url(self, url: str) -> None:
+        if self._url != url:
+            self.url = url
+
     async def backend(self) -> Backend:
         """Return this event loop's backend. It is opened at the first call and closed when the loop shuts down.
 
@@ -495,21 +515,27 @@ async def _publish(backend: Backend, calls: list[Call]) -> list[Job[Any]]:
     queue = calls[0].queue
     with send_batch_span(queue, [call.span_context for call in calls]):
         ids = await backend.publish(queue, [call.draft for call in calls])
-    return [
-        call._job(message_id)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        for call, message_id in zip(calls, ids, strict=True)
-    ]
+    return [call.job(message_id) for call, message_id in zip(calls, ids, strict=True)]
 
 
 class _Decorator(Generic[State]):
     """`@tasks.task(...)`, typed for functions with and without a `Context`."""
 
-    __slots__ = ("_name", "_options", "_tasks")
+    __slots__ = ("_hooks", "_name", "_on_failure", "_options", "_tasks")
 
-    def __init__(self, tasks: Tasks[State], name: str | None, options: TaskOptions) -> None:
+    def __init__(
+        self,
+        tasks: Tasks[State],
+        name: str | None,
+        options: TaskOptions,
+        hooks: tuple[Hook, ...],
+        on_failure: Task[..., Any] | None,
+    ) -> None:
         self._tasks = tasks
         self._name = name
         self._options = options
+        self._hooks = hooks
+        self._on_failure = on_failure
 
     @overload
     def __call__(self, function: Callable[Concatenate[Context[State], P], R], /) -> Task[P, R]: ...
@@ -520,7 +546,10 @@ class _Decorator(Generic[State]):
     def __call__(self, function: Callable[..., Any], /) -> Any:
         _check(function, "@tasks.task")
         name = self._name or handler_name(function)
-        task: Task[..., Any] = Task(self._tasks, function, name, self._options)
+        task: Task[..., Any] = Task(self._tasks, function, name, self._options, self._hooks)
+        if self._on_failure is not None:
+            check_holds(self._tasks._url, name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            task.on_failure = self._on_failure
         self._tasks.register(task)
         return task
 

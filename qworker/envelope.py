@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from qworker.errors import InvalidArguments
+from qworker.validation import check_headers
 
 __all__ = [
     "ORIGINAL_ID",
@@ -23,6 +24,7 @@ __all__ = [
     "EncodedResult",
     "Envelope",
     "EnvelopeEncoder",
+    "add_headers",
     "encode_result",
     "open_envelope",
 ]
@@ -92,6 +94,27 @@ def open_envelope(body: bytes) -> Envelope | tuple[str, str] | None:
         return _decode_head(body).task, problem
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+class _Parts(msgspec.Struct, omit_defaults=True):
+    """An envelope whose arguments stay as they are written."""
+
+    task: str
+    args: msgspec.Raw
+    kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    headers: dict[str, str] = {}
+
+
+def add_headers(body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Return the body of a call with more headers.
+
+    Raises:
+        UsageError: They are not texts by name.
+    """
+    check_headers(headers)
+    parts = msgspec.json.decode(body, type=_Parts)
+    parts.headers |= headers
+    return _encode(parts)
 
 
 class EnvelopeEncoder:

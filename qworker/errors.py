@@ -200,7 +200,7 @@ class JobFailed(JobError):
     Args:
         error_type: The name of the class of the error. Empty if it is not known.
         text: The error that is kept with the message, with its traceback.
-        code: Why it failed: `error`, `timeout`, `poison`, `arguments` or `payload`.
+        code: Why it failed: `error`, `timeout`, `poison`, `arguments` or `expired`.
         summary: The error in one line. Empty: its type.
     """
 

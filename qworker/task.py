@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
+from qworker.attempt.hooks import Hook, publishing_hooks, run_publishing
+from qworker.attempt.runner import AttemptRunner
+from qworker.call import Call
 from qworker.context import Context
-from qworker.definition.callables import handler_name, kind_of
+from qworker.definition.callables import Kind, handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.returns import check_result_type
 from qworker.definition.task_options import TaskOptions, call_options, check_result
@@ -25,7 +28,7 @@ from qworker.names import to_message_id
 from qworker.signature import Signature
 from qworker.validation import check_text
 
-__all__ = ["Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions"]
+__all__ = ["RAW_HANDLERS", "Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions"]
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -33,6 +36,9 @@ T = TypeVar("T")
 
 # Calls log to the logging of the application, because they run in its process.
 _log = logging.getLogger("qworker")
+
+# The attribute of a function with its raw handlers by queue, for the processes of handlers that need them.
+RAW_HANDLERS = "__qworker_raw_handlers__"
 
 # Bytes. A larger body is stored with a warning.
 _LARGE_BODY = 16 << 20
@@ -45,28 +51,7 @@ class App(JobApp, Protocol):
 
     def _check_results(self, task: str) -> None: ...
 
-
-class Call(msgspec.Struct, frozen=True):
-    """A call that is not enqueued yet, for `Tasks.enqueue_many`.
-
-    Attributes:
-        queue: The queue of the call.
-        draft: The message.
-        span_context: The context of the OpenTelemetry span in which it was created. None without a span.
-        source: What its job knows of its task.
-    """
-
-    queue: str
-    draft: Draft
-    span_context: Any = None
-    source: JobSource | None = None
-
-    def _job(self, message_id: str) -> Job[Any]:
-        """Return the job of the call, which was stored under this id."""
-        draft = self.draft
-        return Job(
-            message_id, self.queue, False if draft.id is None and draft.unique_key is None else None, self.source
-        )
+    def _use_url(self, url: str) -> None: ...
 
 
 class Handler:
@@ -79,15 +64,24 @@ class Handler:
         kind: Where it runs: `async` (on the event loop), `thread` or `process`.
         signature: The parameters that a call must fill.
         takes_context: Whether the worker gives it a `Context` as its first argument.
+        on_failure: The task that is enqueued when a message has failed for good.
+        runner: Runs its attempts. None: nothing runs around it, so the worker calls the function.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, options: TaskOptions) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str, options: TaskOptions, hooks: Sequence[Hook] = ()
+    ) -> None:
         self.function = function
         self.name = name
         self.options = options
-        self.kind = kind_of(function, process=options.process)
+        self.kind: Kind = kind_of(function, process=options.process)
         self.signature = Signature(function, Context, name)
         self.takes_context = self.signature.takes_injected
+        runner = AttemptRunner(
+            function, name, self.kind, self.takes_context, hooks=hooks, provided=self.signature.provided
+        )
+        self.runner: AttemptRunner | None = runner if runner.is_needed else None
+        self.on_failure: Task[..., Any] | None = None
 
     @property
     def queue(self) -> str:
@@ -103,13 +97,17 @@ class Handler:
 class RawHandler(Handler):
     """A handler of raw messages. It gets the `Message`, and before it a `Context` if it has a parameter for it."""
 
-    def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
-        super().__init__(function, handler_name(function), options)
+    def __init__(self, function: Callable[..., Any], options: TaskOptions, hooks: Sequence[Hook] = ()) -> None:
+        super().__init__(function, handler_name(function), options, hooks)
         if not self.signature.fits(1):
             raise UsageError(
                 f"handler {self.name!r} must take a Message (and before it, if it wants one, a parameter annotated"
                 " Context)"
             )
+        if self.runner is not None and self.kind == "process":
+            # A child process finds it by the function's name.
+            registered: dict[str, RawHandler] = vars(function).setdefault(RAW_HANDLERS, {})
+            registered[options.queue] = self
 
     def __call__(self, message: Message) -> Any:
         """Call the function."""
@@ -121,9 +119,12 @@ class RawHandler(Handler):
 class Task(Handler, OtherMethods, Generic[P, R_co]):
     """A registered function. Call it directly, or enqueue a call of it."""
 
-    def __init__(self, tasks: App, function: Callable[..., R_co], name: str, options: TaskOptions) -> None:
-        super().__init__(function, name, options)
+    def __init__(
+        self, tasks: App, function: Callable[..., R_co], name: str, options: TaskOptions, hooks: Sequence[Hook] = ()
+    ) -> None:
+        super().__init__(function, name, options, hooks)
         self.signature.check_json()
+        self.publishing_hooks = publishing_hooks(hooks, self.kind)
         self._tasks = tasks
         if options.result is not None:
             check_result_type(name, function)
@@ -137,9 +138,13 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
         self.__wrapped__ = function
         self._show_signatures()
 
-    def belongs_to(self, tasks: App) -> bool:
+    def belongs_to(self, tasks: object) -> bool:
         """Return whether its calls go to this app's backend."""
         return self._tasks is tasks
+
+    def use_url(self, url: str) -> None:
+        """Let the app of the task use this URL, in a child process that has imported the app without it."""
+        self._tasks._use_url(url)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
     def _show_signatures(self) -> None:
         """Let `inspect.signature` show the parameters of a call for the task and its methods."""
@@ -158,13 +163,25 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
         return f"<task {self.name} on {self.queue}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the function directly. Nothing is enqueued."""
+        """Call the function directly. Nothing is enqueued, and no hook runs. Give the injected parameters too.
+
+        Raises:
+            UsageError: An injected parameter is not given.
+        """
+        self._require_injected(kwargs)
         if self.takes_context:
             args_given = (self._context(Message(id="direct-call", queue=self.queue, body=b"")), *args)
         else:
             args_given = args
         result: R_co = self.function(*args_given, **kwargs)
         return result
+
+    def _require_injected(self, kwargs: Mapping[str, Any]) -> None:
+        missing = next((name for name in self.signature.provided if name not in kwargs), None)
+        if missing is not None:
+            raise UsageError(
+                f"task {self.name!r} is called directly, and only a worker injects {missing!r}: give {missing}=..."
+            )
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return a call for `Tasks.enqueue_many`.
@@ -301,10 +318,14 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return a call for `Tasks.enqueue_many`. See `Task.call`."""
         if not is_tracing_configured():
-            return Call(self._queue, self._make_draft(args, kwargs), None, self._source)
+            return self._make_call(args, kwargs)
         with create_span(self._queue, self._task.name) as span:
-            draft = self._make_draft(args, kwargs)
-            return Call(self._queue, draft, None if span is None else span.get_span_context(), self._source)
+            return self._make_call(args, kwargs, None if span is None else span.get_span_context())
+
+    def _make_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], span_context: Any = None) -> Call:
+        call = Call(self._queue, self._make_draft(args, kwargs), span_context, self._source)
+        hooks = self._task.publishing_hooks
+        return run_publishing(hooks, call) if hooks else call
 
     def _make_draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
@@ -328,9 +349,9 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
         """Enqueue a call. See `Task.enqueue`."""
         if not is_tracing_configured():
-            return await self._publish(self._make_draft(args, kwargs), None)
+            return await self._publish(self._make_call(args, kwargs), None)
         with send_span(self._queue, self._task.name) as span:
-            return await self._publish(self._make_draft(args, kwargs), span)
+            return await self._publish(self._make_call(args, kwargs), span)
 
     @overload
     def enqueue_sync(self: ConfiguredTask[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Job[T]: ...
@@ -341,15 +362,15 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
         """Enqueue a call and block. See `Task.enqueue_sync`."""
         with send_span(self._queue, self._task.name) as span:
-            # In this thread, because header sources may read its context.
-            draft = self._make_draft(args, kwargs)
+            # In this thread, because header sources and hooks may read its context.
+            call = self._make_call(args, kwargs)
             _run_sync = self._tasks._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            return _run_sync(self._publish(draft, span), instead="`await task.enqueue(...)`")
+            return _run_sync(self._publish(call, span), instead="`await task.enqueue(...)`")
 
-    async def _publish(self, draft: Draft, span: Any) -> Job[Any]:
+    async def _publish(self, call: Call, span: Any) -> Job[Any]:
         backend = await self._tasks.backend()
-        (message_id,) = await backend.publish(self._queue, (draft,))
+        (message_id,) = await backend.publish(call.queue, (call.draft,))
         if span is not None:
-            span.set_attributes({"messaging.message.id": message_id, "messaging.message.body.size": len(draft.body)})
-        existed = False if draft.id is None and draft.unique_key is None else None
-        return Job(message_id, self._queue, existed, self._source)
+            size = len(call.draft.body)
+            span.set_attributes({"messaging.message.id": message_id, "messaging.message.body.size": size})
+        return call.job(message_id)

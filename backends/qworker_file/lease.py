@@ -252,10 +252,19 @@ def _lock(fd: int) -> bool:
     return True
 
 
-def try_rename(name: str, target: str, source: int, destination: int, fd: int) -> bool:
+def try_rename(name: str, target: str, source: int, destination: int, fd: int, token: int | None = None) -> bool:
     """Rename the file that `fd` has open and return whether the name existed.
 
     An error that is reported although the rename has happened is ignored.
+
+    Args:
+        name: The file's name.
+        target: The new name.
+        source: The descriptor of its directory.
+        destination: The descriptor of the new directory.
+        fd: The open file.
+        token: The token of the lease that this rename ends. A file with a later time was cancelled, requeued and leased
+            again, and another holder has moved it to the same name. None: no other rename has this target.
     """
     try:
         rename_file(name, target, source, destination)
@@ -266,7 +275,7 @@ def try_rename(name: str, target: str, source: int, destination: int, fd: int) -
             if error.errno == errno.ENOENT:
                 return False
             raise error from None
-        if found.st_ino == os.fstat(fd).st_ino:
+        if found.st_ino == os.fstat(fd).st_ino and (token is None or found.st_mtime_ns <= token):
             return True
         if error.errno == errno.ENOENT:
             return False

@@ -5,7 +5,6 @@ An instance knows its own leases, and each reap lists lease/ anyway. So a loss i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 
 from qworker.kit.files import find_inode, has_entry
@@ -76,5 +75,4 @@ class LossDetector:
         return True
 
     def _is_cancelled(self, lease: FileLease) -> bool:
-        inode = find_inode(cancelled_name(lease.item), self._files.fail)
-        return inode is not None and lease.fd >= 0 and inode == os.fstat(lease.fd).st_ino
+        return find_inode(cancelled_name(lease.item), self._files.fail) == lease.inode

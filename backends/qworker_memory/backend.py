@@ -167,17 +167,23 @@ class MemoryBackend(Backend):
         with self._store.lock:
             content = self._store.queues.get(queue)
             now = self._clock.time()
-            count = 0
-            if content is not None:
-                count = content.reap(now)
-                self._prune(content, now)
-            losses = self._losses.get(queue, [])
-            lost = losses.copy()
-            # The same list: leased messages refer to it.
-            losses.clear()
+            count = 0 if content is None else self._reap(content, now)
+            lost = self._take_losses(queue)
         if count:
             self._store.wake(queue)
         return ReapResult(count, lost, now)
+
+    def _reap(self, content: MemoryQueue, now: float) -> int:
+        count = content.reap(now)
+        self._prune(content, now)
+        return count
+
+    def _take_losses(self, queue: str) -> list[LostLease]:
+        losses = self._losses.get(queue, [])
+        lost = losses.copy()
+        # The same list: leased messages refer to it.
+        losses.clear()
+        return lost
 
     def _prune(self, content: MemoryQueue, now: float) -> None:
         """Delete finished messages that are too old or too many. Each search reads all messages, so it is rare."""

@@ -235,7 +235,7 @@ class Backend(abc.ABC):
         There is no limit of tries here: a worker fails a message that has no tries left without running it.
 
         The holder of a lease learns from the answer that its message was cancelled, removed, or leased to another
-        worker. An extension that is under way, and a settlement, are no loss.
+        worker. An extension that is under way is not a loss, and a settlement is not one either.
 
         Every worker calls it about once per second. It must cost little if there is nothing to do.
         """

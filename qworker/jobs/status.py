@@ -41,7 +41,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         args: The positional arguments, as the handler gets them. As JSON if this app does not know the task.
         kwargs: The arguments by name.
         state: The state of the message. `done`: the message or its result is kept. `gone`: neither is.
-        code: Why a failed job failed: `error`, `timeout`, `poison`, `arguments`, `payload` or `cancelled`.
+        code: Why a failed job failed: `error`, `timeout`, `poison`, `arguments`, `expired` or `cancelled`.
         tries: Failed attempts so far.
         max_tries: The task's `max_tries`. None: this app does not know the task.
         enqueued_at: When the call was enqueued.

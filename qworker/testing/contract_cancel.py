@@ -77,6 +77,7 @@ class CancellingContract(Contract):
         assert summary(stored.error or "") == "cancelled by deploy"
         assert await case.counts() == (0, 0, 0, 1)
 
+    @rule("lost_leases", otherwise=no_loss_is_named)
     @rule("cancel")
     async def test_the_holder_and_no_other_worker_learns_once_that_its_message_was_cancelled(self, case: Case) -> None:
         mine, _ = await case.publish(b"mine", b"theirs")
@@ -89,6 +90,7 @@ class CancellingContract(Contract):
         assert list(await lost(case)) == []
         assert await case.settle(theirs, SettleAction.ACK, by=other)
 
+    @rule("lost_leases", otherwise=no_loss_is_named)
     @rule("cancel")
     async def test_a_worker_learns_of_its_own_cancel(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
@@ -96,6 +98,7 @@ class CancellingContract(Contract):
         await cancel(case, message_id)
         assert list(await lost(case)) == [LostLease(message_id, lease.token, True)]
 
+    @rule("lost_leases", otherwise=no_loss_is_named)
     @rule("cancel")
     async def test_a_loss_that_an_extension_has_shown_is_still_named(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
@@ -145,13 +148,6 @@ class CancellingContract(Contract):
         delayed = await case.publish(b"d", delay=case.long)
         ready = await case.publish(*[b"%d" % number for number in range(300)])
         leases = await case.lease(3)
-        for selection in (
-            Selection(state=State.FAILED),
-            Selection(state=State.DONE),
-            Selection(unchanged=[FinishedMessage(id="x", state=State.FAILED, finished_at=1.0, location="x")]),
-        ):
-            with pytest.raises(UsageError, match="only ready, delayed and leased"):
-                await case.backend.cancel(case.queue, selection)
         held = {lease.message.id for lease in leases}
         wanted = {State.LEASED: held, State.READY: set(ready) - held, State.DELAYED: set(delayed)}
         for state, ids in wanted.items():
@@ -159,6 +155,13 @@ class CancellingContract(Contract):
             assert {one.id for one in found} == ids
             assert {one.state for one in found} == {state}
         assert await case.counts() == (0, 0, 0, 301)
+        for selection in (
+            Selection(state=State.FAILED),
+            Selection(state=State.DONE),
+            Selection(unchanged=[FinishedMessage(id="x", state=State.FAILED, finished_at=1.0, location="x")]),
+        ):
+            with pytest.raises(UsageError, match="only ready, delayed and leased"):
+                await case.backend.cancel(case.queue, selection)
 
     @rule("cancel")
     async def test_a_cancelled_message_can_be_requeued_and_its_old_holder_cannot_touch_it(self, case: Case) -> None:
@@ -169,7 +172,8 @@ class CancellingContract(Contract):
         lease = await case.lease_one()
         assert (lease.message.id, lease.message.tries, lease.message.body) == (message_id, 0, b"x")
         assert lease.token > one.token
-        assert [each.token for each in await lost(case)] == [old.token]
+        told = [each.token for each in await lost(case)]
+        assert told == ([] if "lost_leases" in case.backend.deviations else [old.token])
         assert not await case.settle(old, SettleAction.ACK)
         assert await case.settle(lease, SettleAction.FAIL_PERM, error="broken")
         assert [stored.error for stored in await case.messages(State.FAILED)] == ["broken"]
@@ -187,8 +191,11 @@ class CancellingContract(Contract):
         assert await case.counts() == (0, 0, 0, 0)
 
     @rule("cancel")
-    @rule("given_ids")
     async def test_the_id_of_a_cancelled_message_stays_taken(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        assert await cancel(case, "order-17") == []
+        if "given_ids" in case.backend.deviations:
+            return
         await case.publish(b"1", id="order-17")
         await case.lease_one()
         assert [one.id for one in await cancel(case, "order-17")] == ["order-17"]
@@ -199,8 +206,11 @@ class CancellingContract(Contract):
         assert await case.leased_bodies() == [b"3"]
 
     @rule("cancel")
-    @rule("unique_key")
     async def test_a_cancel_frees_the_unique_key(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        assert await cancel(case, "x") == []
+        if "unique_key" in case.backend.deviations:
+            return
         (message_id,) = await case.publish(b"1", unique_key="k")
         await cancel(case, message_id)
         await case.publish(b"2", unique_key="k")

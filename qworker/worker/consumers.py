@@ -14,7 +14,7 @@ from typing import Protocol
 from qworker.jobs.handler_wait import HANDLER_WAITS
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import Delivery
 from qworker.worker.state import WorkerState
 
 __all__ = ["Consumers"]
@@ -27,6 +27,7 @@ class _Executor(Protocol):
     def prepare(self, delivery: Delivery) -> bool: ...
     def is_suspect(self, delivery: Delivery) -> bool: ...
     async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None: ...
+    async def report_failure(self, delivery: Delivery) -> None: ...
 
 
 class Consumers:
@@ -136,6 +137,8 @@ class Consumers:
             await executor.run(delivery, task)
             if task.cancelling():
                 await _clear_pending_cancellations(task)
+        if delivery.unreported:
+            await executor.report_failure(delivery)
         if delivery.settlement is not None:
             self._finish(delivery)
         else:
@@ -153,7 +156,7 @@ class Consumers:
             self._events.consumer_freed()
 
     def _release(self, delivery: Delivery) -> None:
-        if delivery.cancel_reason is CancelReason.LOST:
+        if delivery.gone is not None:
             self._events.lease_lost(delivery, "it was lost before the handler ran")
             return
         delivery.settle(SettleAction.RELEASE)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker import log_events as events
+from qworker.context import CancelReason
 from qworker.message import Lease, SettleAction
 from qworker.worker.cancel_repair import CancelRepair
 from qworker.worker.consumers import Consumers
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import Delivery
 from qworker.worker.executor import Executor, Runner
 from qworker.worker.feeder import Feeder
-from qworker.worker.handlers.process_runner import ProcessRunner, app_place, process_limit
+from qworker.worker.handlers.process_runner import ProcessRunner, app_place, app_url, process_limit
 from qworker.worker.handlers.thread_runner import ThreadRunner
 from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.reaper import Reaper
@@ -40,15 +41,19 @@ class WorkerLoops:
         state.waits = Waits(state)
         state.records.bind()
         concurrency = state.options.concurrency
-        self.threads = ThreadRunner(concurrency)
-        self.processes = ProcessRunner(process_limit(concurrency), state.clock)
+        self.threads = ThreadRunner(concurrency, state.providers)
+        self.processes = ProcessRunner(
+            process_limit(concurrency), state.clock, state.records.report, url=app_url(state.app)
+        )
         runners: dict[str, Runner] = {"thread": self.threads, "process": self.processes}
         self.isolated_processes: ProcessRunner | None = None
         place = app_place(state.app)
         if place is None:
             state.log.warning(events.ISOLATION_DISABLED, **{events.ERROR: _NOT_IMPORTABLE})
         else:
-            runners["isolated"] = self.isolated_processes = ProcessRunner(state.options.isolated, state.clock, place)
+            runners["isolated"] = self.isolated_processes = ProcessRunner(
+                state.options.isolated, state.clock, state.records.report, place
+            )
         self.lease_extender = LeaseExtender(state)
         self.settler = Settler(state, self.lease_extender.stop_extending)
         # An event of each message: it is the settler's own method, so it costs no call between.
@@ -87,6 +92,14 @@ class WorkerLoops:
         """Lease nothing more, but stay."""
         self.state.quiet = True
         self.feeder.interrupt()
+
+    def notice_stopping(self) -> None:
+        """Tell the handlers that the worker stops. Idempotent."""
+        if not self.state.stopping.is_set():
+            self.state.stopping.set()
+            self.processes.notice_stopping()
+            if self.isolated_processes is not None:
+                self.isolated_processes.notice_stopping()
 
     async def wait_for_handlers(self, patience: float, aborting: asyncio.Event) -> bool:
         """Wait until no lease is held. Return False if `patience` seconds or `aborting` came first."""
@@ -133,6 +146,10 @@ class WorkerLoops:
         if self.state.listener is not None:
             self.state.listener.leases_extended(deliveries)
         self.settler.on_extended()
+
+    def leases_missing(self, deliveries: Sequence[Delivery]) -> None:
+        """Ask the store why, and stop the handlers."""
+        self.reaper.ask_why(deliveries)
 
     def lease_lost(self, delivery: Delivery, reason: str) -> None:
         """Drop the delivery."""

@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from qworker import log_events as events
 from qworker.app import Tasks
+from qworker.attempt.providers import WorkerProviders
 from qworker.backend import Backend
 from qworker.clock import Clock
+from qworker.context import Stopping
+from qworker.failure_text import summary_of
 from qworker.jobs.handler_wait import HandlerWaits
 from qworker.message import Lease
 from qworker.worker.delivery import Delivery, LeaseListener, Observer, WorkerCounts
@@ -28,6 +32,10 @@ class WorkerEvents(Protocol):
 
     def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
         """Report that a round of extensions has extended the leases of these deliveries."""
+        ...
+
+    def leases_missing(self, deliveries: Sequence[Delivery]) -> None:
+        """Report that the store did not extend the leases of these deliveries: they are gone."""
         ...
 
     def delivery_finished(self, delivery: Delivery) -> None:
@@ -74,10 +82,12 @@ class WorkerState:
         counts: The counts of the worker since its start.
         observers: The observers of each start of a handler and of each outcome.
         lifespan_value: The value that the app's lifespan yielded.
+        providers: The values of providers with the scope `worker`.
         listener: The observer of batches of leases, if there is a history.
         held: Every lease of this worker, from its start to its settlement. Other threads read it.
         active: The deliveries whose handler is running. Other threads read its size.
         quiet: Whether the worker leases nothing more, but stays.
+        stopping: The notice for handlers that the worker stops.
         suspects: The deliveries that run in a process of suspects, or wait for one.
         settling: Messages whose settlement is on its way to the store. Their consumers are free.
         leftover_threads: Consumers whose thread has outlived its message.
@@ -98,10 +108,12 @@ class WorkerState:
     counts: WorkerCounts = field(default_factory=WorkerCounts)
     observers: list[Observer] = field(default_factory=list[Observer])
     lifespan_value: Any = None
+    providers: WorkerProviders = field(init=False)
     listener: LeaseListener | None = None
     held: set[Delivery] = field(default_factory=set[Delivery])
     active: set[Delivery] = field(default_factory=set[Delivery])
     quiet: bool = False
+    stopping: Stopping = field(default_factory=Stopping)
     suspects: set[Delivery] = field(default_factory=set[Delivery])
     settling: int = 0
     leftover_threads: int = 0
@@ -112,7 +124,13 @@ class WorkerState:
     events: WorkerEvents = field(init=False)
 
     def __post_init__(self) -> None:
+        """Create what is empty at the start."""
         self.records = JobRecords(self.backend, self.clock, self.log)
+        self.providers = WorkerProviders(self._log_provider)
+
+    def _log_provider(self, name: str, error: BaseException) -> None:
+        fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: summary_of(error)}
+        self.log.error(events.PROVIDER_FAILED, **{events.PROVIDER: name}, **fields)
 
     @property
     def begun(self) -> int:

@@ -73,6 +73,10 @@ async def opened(root: Path, options: str = "?sync=off", clock: FakeClock | None
         await backend.aclose()
 
 
+async def returned(backend: FileBackend) -> int:
+    return (await backend.reap("q")).returned
+
+
 async def lease(backend: FileBackend, limit: int = 10, visibility: float = LONG) -> list[Lease]:
     return await backend.lease("q", limit, visibility)
 
@@ -360,7 +364,7 @@ async def test_a_child_that_the_holder_forked_keeps_nothing_alive(root: Path) ->
             process.kill()
             process.wait()
             # The child drops what it was born with as soon as it runs.
-            assert await wait_until(lambda: backend.reap("q")) == 1
+            assert await wait_until(lambda: returned(backend)) == 1
             (one,) = await lease(backend)
             assert one.message.tries == 1
 
