@@ -15,7 +15,7 @@ __all__ = ["HANDLER_WAITS", "HandlerWaits", "handler_waits"]
 class HandlerWaits(Protocol):
     """The worker, or the process of a handler, as a handler that waits sees it. From any thread."""
 
-    def begin(self, running: Running) -> None:
+    def begin(self, running: Running, /) -> None:
         """Report that the handler waits from now on.
 
         Raises:
@@ -23,7 +23,7 @@ class HandlerWaits(Protocol):
         """
         ...
 
-    def end(self, running: Running) -> None:
+    def end(self, running: Running, /) -> None:
         """Report that the handler continues."""
         ...
 

@@ -217,7 +217,7 @@ class ChildWaits:
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     """`begun` when the handler is imported, what happens while it runs, and then how it ended.
 
-    While it runs: `check_lease` and `waiting` (it waits for another job) need an answer. `resumed` and `progress` do not.
+    While it runs: `check_lease` and `waiting` (for another job) need an answer. `resumed` and `progress` do not.
 
     `not_begun` is the end of an isolated handler that was not called: the app could not be imported or started.
     """
