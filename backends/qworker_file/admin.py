@@ -15,7 +15,7 @@ from qworker.message import Selection, State
 from qworker_file.browse import FileBrowser
 from qworker_file.id_index import remove_id
 from qworker_file.id_place import Place, record_move
-from qworker_file.names import given_id, parse_item, reason_name, with_tries
+from qworker_file.names import delay_name, given_id, is_cancelled_name, parse_item, plain_item, reason_name, with_tries
 from qworker_file.open_queue import OpenQueue
 from qworker_file.store import Store
 
@@ -28,30 +28,36 @@ _SYNC_ALL = 256
 
 
 async def requeue(store: Store, browser: FileBrowser, selection: Selection) -> int:
-    """Move failed items back to queue/ with tries 0 and return their number.
+    """Move failed items back to queue/, or to delay/ and due now, with tries 0 and return their number.
 
     Raises:
         OSError: One cannot be moved.
     """
     queue, files = browser.queue, browser.files
     moved: list[str] = []
+    delayed: list[str] = []
+    due_ms = int(store.clock.time() * 1000)
     for number, file in enumerate(await browser.select(selection, State.FAILED)):
-        item = file.item if parse_item(file.item) is None else with_tries(file.item, 0)
-        record_move(files, item, Place("queue", item), Place("fail", file.name))
+        item = plain_item(file.item)
+        if parse_item(item) is not None:
+            item = with_tries(item, 0)
+        # The holder of a cancelled item may still have it locked, and a locked item is leased from delay/ only.
+        place = Place("delay", delay_name(item, due_ms)) if is_cancelled_name(file.name) else Place("queue", item)
+        record_move(files, item, place, Place("fail", file.name))
         try:
-            rename_file(file.name, item, files.fail, files.queue)
-            moved.append(item)
-            try_unlink(reason_name(file.item), files.fail)
+            rename_file(file.name, place.name, files.fail, place.descriptor(files))
+            (delayed if place.directory == "delay" else moved).append(place.name)
+            try_unlink(reason_name(file.name), files.fail)
         except FileNotFoundError:
             # Another requeue was faster.
             pass
         if number % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
-    if moved:
-        await store.commit({files.fail, files.queue})
-        queue.added(moved, [], returned=True)
+    if moved or delayed:
+        await store.commit({files.fail, *([files.queue] if moved else []), *([files.delay] if delayed else [])})
+        queue.added(moved, delayed, returned=True)
         store.notify(queue)
-    return len(moved)
+    return len(moved) + len(delayed)
 
 
 async def remove(store: Store, browser: FileBrowser, selection: Selection) -> int:
@@ -66,7 +72,7 @@ async def remove(store: Store, browser: FileBrowser, selection: Selection) -> in
         if not remove_entry(file.name, file.directory):
             return False
         if file.state is State.FAILED:
-            try_unlink(reason_name(file.item), file.directory)
+            try_unlink(reason_name(file.name), file.directory)
         if inode is not None:
             remove_id(browser.files, browser.message_id(file), inode)
         return True

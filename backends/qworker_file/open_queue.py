@@ -15,6 +15,7 @@ from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify
 from qworker.kit.store_errors import DAMAGED, FULL
+from qworker.message import LostLease
 from qworker_file.foreign import ClaimResult, move_to_failed
 from qworker_file.holder import DETACHED, Holder
 from qworker_file.layout import QueueDir
@@ -23,6 +24,7 @@ from qworker_file.lease_end import release
 from qworker_file.lease_length import CLOCK_STEP
 from qworker_file.load_window import LoadWindow
 from qworker_file.loads import is_load
+from qworker_file.losses import drop_lost
 from qworker_file.names import LAST_DUE_MS, delay_name, is_delay_name, is_due_time, parse_delay
 from qworker_file.read_ahead import ReadAhead
 from qworker_file.reap import ObservedLease, QueueReaper
@@ -67,7 +69,11 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         self._holder = holder
         self._local_disk = local_disk
         self._local_time = local_time
-        self._reaper = QueueReaper(files, clock, local_disk=local_disk, own=self.own, holder=lambda: holder.name)
+        # The lost leases of this instance that were not reported yet.
+        self._losses: list[LostLease] = []
+        self._reaper = QueueReaper(
+            files, clock, local_disk=local_disk, own=self.own, losses=self._losses, holder=lambda: holder.name
+        )
         self._read_ahead = ReadAhead(files.queue, self._ready.peek)
         # Due messages taken from the window of delay/: (item, name there).
         self._due: list[tuple[str, str]] = []
@@ -250,7 +256,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             for lease in leases:
                 self.own.pop(lease.item, None)
                 release(lease, now)
-                self.added([lease.item], [], returned=True)
+                self._offer_released(lease)
             raise
         return leases
 
@@ -281,6 +287,9 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             if isinstance(claimed, FileLease):
                 claimed.expires_at, claimed.deadline = expires_at, deadline
                 leases.append(claimed)
+                if claimed.item in self.own:
+                    # It was cancelled or failed, and requeued, before a reap has noticed it.
+                    drop_lost(self.own[claimed.item], self.own, self._losses)
                 self.own[claimed.item] = claimed
                 if claimed.is_unread:
                     # The caller begins to extend these leases before it gets more.
@@ -294,6 +303,10 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 await asyncio.sleep(0)
                 moment = time.perf_counter()
                 turn_ends = moment + _TURN
+
+    def _offer_released(self, lease: FileLease) -> None:
+        names = [] if lease.released_as is None else [lease.released_as]
+        self.added(*((names, []) if lease.is_in_queue else ([], names)), returned=True)
 
     def _try_claim(self, source: int, name: str, item: str, suffix: str, now: float) -> FileLease | ClaimResult:
         files = self.files
@@ -327,9 +340,11 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             self.own.pop(lease.item, None)
             release(lease, self._clock.time())
             if error.errno in DAMAGED:
-                move_to_failed(self.files, self.files.queue, lease.item, f"it cannot be read: {error.strerror}")
+                if lease.released_as is not None:
+                    source = self.files.queue if lease.is_in_queue else self.files.delay
+                    move_to_failed(self.files, source, lease.released_as, f"it cannot be read: {error.strerror}")
                 return
-            self.added([lease.item], [], returned=True)
+            self._offer_released(lease)
             if not leases:
                 raise
 
@@ -451,8 +466,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
 
     @property
     def is_needed(self) -> bool:
-        """Also while leases exist that were found again, and that this instance extends or ends."""
-        return super().is_needed or bool(self.files.found)
+        """Also while leases exist that were found again, and that this instance extends or ends, or losses."""
+        return super().is_needed or bool(self.files.found) or bool(self._losses)
 
     def count_due(self) -> int:
         """Return how many messages became due since the last call, as far as is known.
@@ -463,13 +478,18 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         self._take_due()
         return len(self._due) - before
 
-    def lose(self, items: list[str]) -> None:
-        """Drop the leases of messages that were removed."""
+    def lose(self, items: list[str], *, cancelled: bool = False) -> None:
+        """Drop the leases of messages that were removed or cancelled."""
         for item in items:
-            lease = self.own.pop(item, None)
+            lease = self.own.get(item)
             if lease is not None:
-                lease.lost = True
-                lease.close()
+                drop_lost(lease, self.own, self._losses, cancelled=cancelled)
+
+    def take_losses(self) -> list[LostLease]:
+        """Return the leases of this instance that are gone, each once."""
+        losses = self._losses.copy()
+        self._losses.clear()
+        return losses
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from qworker.kit.directory.store import DirectoryStore
 from qworker.kit.directory.waiter import Waiter
 from qworker.kit.files import files_at_once
 from qworker.kit.linux import boot_id
-from qworker.message import Lease, SettleAction, Settlement
+from qworker.message import Lease, ReapResult, SettleAction, Settlement
 from qworker.names import check_existing_queue, check_queue
 from qworker_file.cell_hub import CellHub
 from qworker_file.holder import Holder
@@ -181,8 +181,8 @@ class Store(DirectoryStore[OpenQueue]):
             queue.added(released if lease.is_in_queue else [], [] if lease.is_in_queue else released, returned=True)
             self.notify(queue)
 
-    async def reap(self, queue: OpenQueue) -> int:
-        """Make expired and due messages ready, and return their number.
+    async def reap(self, queue: OpenQueue) -> ReapResult:
+        """Make expired and due messages ready, and find the lost leases.
 
         Raises:
             OSError: The store failed. Messages that were moved stay moved.
@@ -198,7 +198,7 @@ class Store(DirectoryStore[OpenQueue]):
             queue.files.users -= 1
         if returned or due:
             self.notify(queue)
-        return returned + due
+        return ReapResult(returned + due, queue.take_losses(), self.clock.time())
 
     async def _prune(self, queue: OpenQueue) -> None:
         files, options, now = queue.files, self.options, self.clock.time()

@@ -6,7 +6,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from qworker.errors import QueueNotFound
-from qworker.message import FinishedMessage, QueueStats, Selection, State, to_microseconds
+from qworker.message import (
+    Cancelled,
+    FinishedMessage,
+    QueueStats,
+    Selection,
+    State,
+    to_microseconds,
+)
 from qworker.names import check_existing_queue
 from qworker_redis.bulk import delete_staged
 from qworker_redis.codec import encode_text, read_enqueued_at
@@ -20,6 +27,7 @@ from qworker_redis.topology import queue_slot
 __all__ = [
     "BATCH",
     "Call",
+    "cancel",
     "count_too_large",
     "delete_queue",
     "discard_call",
@@ -190,6 +198,18 @@ async def _count_all(pool: ConnectionPool, name: str, queue: str, arguments: tup
         if count != _ONLY_REMAINS:
             total += count
     return total
+
+
+async def cancel(pool: ConnectionPool, queue: str, ids: Iterable[str], reason: str) -> list[Cancelled]:
+    """Move messages to failed by their ids, and return what was found."""
+    found: list[Cancelled] = []
+    for batch in in_batches(map(encode_text, ids), _REMOVED):
+        # Without an id the script says whether the queue exists.
+        _, *rows = await read_rows(pool, "cancel", queue, (reason.encode(), *batch))
+        for at in range(0, len(rows), 4):
+            name, state, token, already = cast("tuple[bytes, bytes, bytes, int]", tuple(rows[at : at + 4]))
+            found.append(Cancelled(name.decode(), State(state.decode()), int(token), bool(already)))
+    return found
 
 
 def discard_call(found: Sequence[FinishedMessage]) -> Call:

@@ -31,6 +31,7 @@ from qworker.backend.each_queue import can_be_of_one_queue, describe_problem
 from qworker.backend.offers import file_system_of
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, UsageError
+from qworker.failed_call import check_holds
 from qworker.kit.task_groups import background_tasks
 from qworker.logs import WorkerLog
 from qworker.worker import telemetry
@@ -101,6 +102,7 @@ class Worker:
             self._log.info(events.WORKER_DRAINING, running=len(self.running_messages()))
             if self._loops is not None:
                 self._loops.feeder.stop()
+                self._loops.notice_stopping()
 
     def cancel_handlers(self) -> None:
         """Cancel the handlers now and release their messages, tries unchanged. Idempotent."""
@@ -159,6 +161,9 @@ class Worker:
             BackendError: The store could not be reached at the start.
             Exception: The error that ended a loop. Unfinished messages were released if the store allowed it.
         """
+        for task in self._tasks.registered_tasks.values():
+            if task.on_failure is not None:
+                check_holds(self._tasks.url, task.name)
         backend = await self.create_queues()
         switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
@@ -236,6 +241,7 @@ class Worker:
         loops.lease_extender.start()
         if self._draining:
             loops.feeder.stop()
+            loops.notice_stopping()
         file_system = file_system_of(backend)
         more: dict[str, str] = {}
         if file_system is not None:
@@ -289,6 +295,7 @@ class Worker:
             # 6. No lease is extended from here on. The reaper has stopped with the loops.
             await loops.lease_extender.stop(_FLUSH_PATIENCE)
             await loops.close_runners()
+            await loops.state.providers.aclose()
             if self._recorder is not None:
                 self._recorder.close()
             # 7. The lifespan is left last, by `run`.

@@ -250,7 +250,7 @@ async def test_a_remote_lease_that_expired_is_not_found(server: RedisServer) -> 
     with server.client() as client:
         # The clock was not set: time has passed.
         client.hdel("{qworker:resumed}:meta", "seen")
-    assert await second.reap("resumed") == 1
+    assert (await second.reap("resumed")).returned == 1
     (taken,) = await second.lease("resumed", 1, 60.0)
     assert await second.remote_leases.find("resumed", other.message.id, other.token) is None
     assert taken.token > other.token

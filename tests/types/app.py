@@ -6,13 +6,13 @@ A marked line that is no longer an error is one itself (`warn_unused_ignores`, `
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, assert_type
 
-from qworker import Backoff, Call, Context, Job, Message, Task, Tasks
+from qworker import Backoff, Call, Context, Job, Message, Progress, Status, Task, Tasks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,20 +82,63 @@ def decorated(row: int) -> None: ...
 
 
 async def calls() -> None:
-    assert_type(await store.enqueue(1, note="x"), Job)
-    assert_type(store.enqueue_sync(1), Job)
+    assert_type(await store.enqueue(1, note="x"), Job[int])
+    assert_type(store.enqueue_sync(1), Job[int])
     assert_type(await store(1), int)
     assert_type(decorated.call(1), Call)
     assert_type(untyped.using(delay=timedelta(seconds=5), headers={"a": "b"}).call(row=1), Call)
-    assert_type(await tasks.enqueue_many([plain_function.call(1), any_state.call(2)]), list[Job])
+    assert_type(await tasks.enqueue_many([plain_function.call(1), any_state.call(2)]), list[Job[Any]])
 
-    await store.enqueue("1")  # type: ignore[arg-type]
-    await store.enqueue(1, no="x")  # type: ignore[call-arg]
-    await store.using(delay=1).enqueue()  # type: ignore[call-arg]
-    await wrong_state.enqueue(1)  # type: ignore[call-arg, arg-type]
+    await store.enqueue("1")  # type: ignore[call-overload]
+    await store.enqueue(1, no="x")  # type: ignore[call-overload]
+    await store.using(delay=1).enqueue()  # type: ignore[call-overload]
+    await wrong_state.enqueue(1)  # type: ignore[call-overload]
     store.delay(1)  # type: ignore[attr-defined]
     store.using(countdown=1)  # type: ignore[call-arg]
     store.using(delay="1")  # type: ignore[arg-type]
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+class Size:
+    width: int
+
+
+@tasks.task(result=timedelta(hours=1))
+async def resize(context: Context[Pool], path: str) -> Size:
+    context.progress(1, 2, text="page", data={"bytes": 5})
+    return Size()
+
+
+@tasks.task(result=3600)
+def sizes(paths: list[str]) -> dict[str, Size]:
+    return {}
+
+
+async def jobs() -> None:
+    job: Job[Size] = await resize.enqueue("a.png")
+    assert_type(await job.result(timeout=10), Size)
+    assert_type(await resize.using(result=600).enqueue("b.png"), Job[Size])
+    assert_type(resize.using(result=None).enqueue_sync("b.png"), Job[Size])
+    assert_type(resize.job("id"), Job[Size])
+    assert_type(tasks.job("id", "default", Size), Job[Size])
+    assert_type(tasks.job("id"), Job[Any])
+    assert_type(await sizes.enqueue([]), Job[dict[str, Size]])
+    assert_type(sizes.enqueue_sync([]).result_sync(timedelta(seconds=1)), dict[str, Size])
+    assert_type(await plain_function.enqueue(1), Job[None])
+    assert_type(await job.status(), Status)
+    async for progress in job.progress():
+        assert_type(progress.data, Mapping[str, object])
+    for progress in job.progress_sync():
+        assert_type(progress, Progress)
+    async for status in tasks.jobs(state="failed", task=resize, queue="default"):
+        assert_type(status.error, str | None)
+
+    wrong: Job[str] = await resize.enqueue("a.png")  # type: ignore[assignment]
+    resize.using(result="1h")  # type: ignore[arg-type]
+    tasks.jobs(state="fail")  # type: ignore[arg-type]
+    del wrong
 
 
 def registering(function: Callable[[int], None], task: Task[[int], None]) -> None:

@@ -202,9 +202,9 @@ async def test_a_step_of_the_wall_clock_ends_no_lease_early_and_keeps_none(root:
         assert len(await backend.lease(QUEUE, 1, 30.0)) == 1
         clock.step(step)
         clock.advance(20)
-        assert await backend.reap(QUEUE) == 0
+        assert (await backend.reap(QUEUE)).returned == 0
         clock.advance(20)
-        assert await backend.reap(QUEUE) == 1
+        assert (await backend.reap(QUEUE)).returned == 1
     finally:
         await backend.aclose()
 
@@ -219,9 +219,9 @@ async def test_where_holders_are_elsewhere_a_lease_ends_by_time(root: Path) -> N
         clock.advance(20)
         assert backend.extend([lease], 30.0) == []
         clock.advance(20)
-        assert await backend.reap(QUEUE) == 0
+        assert (await backend.reap(QUEUE)).returned == 0
         clock.advance(20)
-        assert await backend.reap(QUEUE) == 1
+        assert (await backend.reap(QUEUE)).returned == 1
         settlement = Settlement(lease=lease, action=SettleAction.ACK)
         assert await backend.settle([settlement]) == [settlement]
         (again,) = await backend.lease(QUEUE, 1, 30.0)
@@ -563,7 +563,7 @@ async def test_an_expired_lease_of_an_item_that_cannot_be_moved_keeps_no_other_f
     clock.advance(31.0)
     make_immutable(stuck, True)
     try:
-        assert await backend.reap("q") == 1
+        assert (await backend.reap("q")).returned == 1
         assert [lease.message.body for lease in await backend.lease("q", 10, 30.0)] == [b"other"]
         assert (await backend.stats("q")).blocked == 1
     finally:

@@ -8,10 +8,11 @@ import pytest
 import structlog
 
 from qworker import Context, State
+from qworker.context import CancelReason
 from qworker.message import Lease, Message, Selection
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import Delivery
 from qworker.worker.lease_extender import LeaseExtender
 from tests.support.waiting import let_pass, wait_for
 from tests.support.worker_state import make_state
@@ -165,7 +166,7 @@ async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_mono
         await held.clock.read_again()
         assert held.delivery.cancel_reason is None
         held.clock.advance(0.1)
-        await wait_until(lambda: held.delivery.cancel_reason is CancelReason.EXPIRING)
+        await wait_until(lambda: held.delivery.cancel_reason is CancelReason.LEASE_LOST)
         assert held.clock.monotonic() < held.delivery.expires
     finally:
         watching.cancel()
@@ -203,7 +204,7 @@ async def test_what_the_store_calls_lost_is_cancelled_at_once():
     held = Held(store)
     held.extender.start()
     held.clock.advance(0.2)
-    await wait_until(lambda: held.delivery.cancel_reason is CancelReason.LOST)
+    await wait_until(lambda: held.delivery.cancel_reason is CancelReason.LEASE_LOST)
     assert await stopped(held.extender)
 
 

@@ -256,6 +256,18 @@ async def test_messages_of_a_sealed_load_can_be_removed_and_the_rest_is_leased(s
     assert not list(spool.queue.glob("load-*"))
 
 
+async def test_messages_of_a_sealed_load_can_be_cancelled_and_the_rest_is_leased(spool: Spool) -> None:
+    await spool.load("job", 1, 4)
+    backend = spool.open()
+    one = Selection(ids=[message_id("job", 0, 0, 1)])
+    assert [found.state for found in await backend.cancel("q", one)] == [State.READY]
+    assert await take(backend, 1) == ["job.0.0"]
+    assert len(await backend.cancel("q", Selection(state=State.READY))) == 2
+    assert await take(spool.open()) == []
+    assert (await backend.stats("q")).failed == 3
+    assert [found.state for found in await backend.cancel("q", one)] == [State.FAILED]
+
+
 # -- programs that see only queue/ and delay/ --------------------------------------------------------------------------
 
 
