@@ -16,7 +16,7 @@ __all__ = ["ENDS", "MESSAGE_COLUMNS", "RUN_ENDS", "build_timelines", "seconds", 
 
 # The events that end a message, and those that end a run of its handler.
 ENDS = ("acked", "failed")
-RUN_ENDS = ("acked", "retried", "failed", "released", "lost")
+RUN_ENDS = ("acked", "retried", "failed", "released", "lost", "cancelled")
 # The columns of a stored message that a timeline needs.
 MESSAGE_COLUMNS = ("queue", "id", "task", "state", "enqueued_at", "finished_at", "error")
 _PENDING = ("ready", "leased", "delayed")
