@@ -10,6 +10,7 @@ from types import TracebackType
 __all__ = [
     "CANCELLED",
     "CHAINED",
+    "CODE",
     "MODULE",
     "ProcessDied",
     "RemoteFailure",
@@ -26,7 +27,7 @@ __all__ = [
 # The code of a message that was cancelled on purpose.
 CANCELLED = "cancelled"
 # The first line of a kept text can be a code, which says for programs why the message failed.
-_CODE = re.compile(r"code: (?P<code>cancelled)\n")
+CODE = re.compile(r"code: (cancelled)\n")
 
 # The numbers of characters that are kept of the head and of the tail of a long text.
 _HEAD, _TAIL = 1000, 7000
@@ -37,7 +38,7 @@ _MOST_OF_A_NAME = 200
 _HERE = os.path.dirname(__file__)
 _OWN = {os.path.join(_HERE, *path) for path in ((), ("worker",), ("worker", "handlers"), ("definition",))}
 
-# `CHAINED` and `MODULE` must be valid regular expressions of Java too, because Spark reads the same texts.
+# `CHAINED`, `CODE` and `MODULE` must be valid regular expressions of Java too, because Spark reads the same texts.
 # Python writes these lines between the tracebacks of a chain. The last traceback is of the error that was raised.
 CHAINED = re.compile(
     r"\n\n(?:The above exception was the direct cause of the following exception"
@@ -89,13 +90,13 @@ def cancelled_text(by: str) -> str:
 
 def code_of(text: str | None) -> str | None:
     """Return the code of a kept text; None if it has none."""
-    found = None if text is None else _CODE.match(text)
-    return None if found is None else found["code"]
+    found = None if text is None else CODE.match(text)
+    return None if found is None else found[1]
 
 
 def without_code(text: str) -> str:
     """Return a kept text without the line of its code."""
-    found = _CODE.match(text)
+    found = CODE.match(text)
     return text if found is None else text[found.end() :]
 
 

@@ -16,6 +16,7 @@ from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
+from qworker.failure_text import CANCELLED, code_of, without_code
 from qworker.history.event import Event
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
@@ -38,6 +39,7 @@ Code = Literal[
     "leased",
     "expired",
     "failed",
+    "cancelled",
     "done",
     "unknown-task",
     "bad-arguments",
@@ -143,6 +145,8 @@ def _gone(last: Event) -> Reason:
     ran = f" after {last.duration_s:.3g} s" if last.duration_s is not None else ""
     if last.kind == "acked":
         return Reason("done", f"it finished{_at(last.at)}{ran} on {last.worker}, and is not kept")
+    if last.kind == "cancelled":
+        return Reason("cancelled", f"it was cancelled{_at(last.at)} while {last.worker} ran it; it is not kept")
     if last.kind == "failed":
         return Reason(
             "failed", f"it failed permanently{_at(last.at)}: {last.error or 'no reason was kept'}; it is not kept"
@@ -243,6 +247,11 @@ def _leased(stored: StoredMessage, now: float) -> Reason:
 
 
 def _failed(stored: StoredMessage) -> Reason:
+    if code_of(stored.error) == CANCELLED:
+        who = one_line(without_code(stored.error or "")).removeprefix("cancelled")
+        return Reason(
+            "cancelled", f"it was cancelled{_at(stored.finished_at)}{who}; `qworker requeue` runs it after all"
+        )
     why = one_line(stored.error or "") or "no reason was kept"
     tries = f" after {_times(stored.message.tries)}" if stored.message.tries else ""
     return Reason(

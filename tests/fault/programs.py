@@ -5,6 +5,7 @@
     python programs.py work URL LEDGER [CONCURRENCY]       work until the queue is empty; log each message that ran
     python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran or is acked
     python programs.py cells URL LEDGER FIRST              change cells, from a number on; log each before and after
+    python programs.py cancel URL LEDGER                   cancel all messages; log each that is cancelled
     python programs.py bulk URL LEDGER PARTS ROWS          stage, seal and publish a job
     python programs.py take URL LEDGER                     lease and ack until nothing is ready
     python programs.py move URL LEDGER                     reap until nothing of a sealed load is staged
@@ -26,10 +27,11 @@ from pathlib import Path
 
 import qworker.bulk
 from qworker import Context, Draft, Message, Tasks
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.cell import Cell, CellAction, CellOp
 from qworker.errors import BackendError
-from qworker.message import SettleAction, Settlement
+from qworker.message import Query, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.worker import Worker, WorkerOptions
 
 QUEUE = "work"
@@ -184,6 +186,25 @@ async def ack(url: str, ledger: Ledger) -> None:
         )
 
 
+async def cancel(url: str, ledger: Ledger) -> None:
+    """Cancel every message: two that another instance has leased, a delayed one, and the others."""
+    holder, backend = open_backend(url), open_backend(url)
+    leases = await holder.lease(QUEUE, 3, VISIBILITY)
+    if len(leases) == 3:
+        await holder.settle([Settlement(lease=leases.pop(), action=SettleAction.FAIL_TMP, delay=3600.0)])
+    found = [one for state in (State.READY, State.DELAYED, State.LEASED) for one in await _list(backend, state)]
+    for one in found:
+        (cancelled,) = await backend.cancel(QUEUE, Selection(ids=[one.message.id]), "program")
+        if cancelled.state in {State.READY, State.DELAYED, State.LEASED} or cancelled.already:
+            ledger.write("cancelled", one.message.body.decode())
+    await backend.aclose()
+    await holder.aclose()
+
+
+async def _list(backend, state: State) -> list[StoredMessage]:
+    return await list_messages(backend, QUEUE, Query(state))
+
+
 async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
     """One run of the job `bulk`: every partition is staged twice, as by a retry, and one attempt of each counts."""
     backend = open_backend(url)
@@ -240,6 +261,8 @@ def main(arguments: list[str]) -> None:
         asyncio.run(take(url, ledger))
     elif program == "move":
         asyncio.run(move(url, ledger))
+    elif program == "cancel":
+        asyncio.run(cancel(url, ledger))
     elif program == "ack":
         asyncio.run(ack(url, ledger))
     elif program == "watch":

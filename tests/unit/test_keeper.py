@@ -197,14 +197,14 @@ async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_en
         assert await stopped(held.extender)
 
 
-async def test_what_the_store_calls_lost_is_cancelled_at_once():
+async def test_what_the_store_calls_lost_is_reported_at_once():
     store = Store()
     store.loses = True
     store.go.set()
     held = Held(store)
     held.extender.start()
     held.clock.advance(0.2)
-    await wait_until(lambda: held.delivery.cancel_reason is CancelReason.LEASE_LOST)
+    await wait_until(lambda: ("leases_missing", [held.delivery]) in held.events.events)
     assert await stopped(held.extender)
 
 
