@@ -328,6 +328,9 @@ class _HandlerCall:
             except StopIteration as end:
                 return self._delivery.take_value(end.value)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
+                # The error's traceback has this frame: without the delivery, which will have the error, there is no
+                # circle that only the collector ends.
+                del self._delivery
                 return error
             try:
                 sent = yield waiting
