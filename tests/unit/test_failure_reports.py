@@ -14,7 +14,9 @@ from qworker.names import failure_id
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
 from qworker.tools.explain import explain
+from qworker.validation import shown
 from qworker.worker import Worker, WorkerOptions
+from tests.support.servers import RedisServer
 from tests.unit.test_hooks import _import
 
 NOW = Backoff(initial=0.0)
@@ -282,10 +284,13 @@ async def test_the_report_gets_hooks_and_injected_parameters_as_any_call():
 
 
 @pytest.mark.parametrize("select", ["ids", "state", "unchanged"])
-@pytest.mark.parametrize("scheme", ["memory", "file"])
+@pytest.mark.parametrize("scheme", ["memory", "file", "redis"])
 async def test_requeue_frees_the_hold_so_that_the_next_failure_is_reported_again(tmp_path, scheme, select):
-    url = f"file://{tmp_path}/spool" if scheme == "file" else f"memory://reports-{select}"
-    await check_requeue(url, select)
+    if scheme == "redis":
+        with RedisServer() as server:
+            await check_requeue(server.url, select)
+    else:
+        await check_requeue(f"file://{tmp_path}/spool" if scheme == "file" else f"memory://reports-{select}", select)
 
 
 async def check_requeue(url, select):
@@ -379,18 +384,9 @@ async def test_what_cannot_report_is_refused(tmp_path, monkeypatch):
             app.task(on_failure=value)
         assert str(refused.value) == text
 
-    refuse(
-        function,
-        "on_failure must be a task (got " + repr(function)[:0] + _shown(function) + "): decorate it with @tasks.task",
-    )
+    refuse(function, f"on_failure must be a task (got {shown(function)}): decorate it with @tasks.task")
     refuse(none, "on_failure: the task 'none' must take one argument, a FailedCall")
     refuse(foreign, "on_failure: the task 'foreign' belongs to another app: use a task of this app")
-
-
-def _shown(value):
-    from qworker.validation import shown
-
-    return shown(value)
 
 
 @pytest.mark.parametrize("url", ["fsq://{}/spool", "sq://{}/spool", "vsqs://{}/spool", "mq://{}/spool"])
