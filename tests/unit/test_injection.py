@@ -54,7 +54,7 @@ async def test_every_kind_of_provider_fills_a_parameter_of_an_async_handler(app,
         b: str = provide(gen),
         c: str = provide(coroutine),
         d: str = provide(plain),
-        e: Made = provide(Made),  # noqa: B008 - a class as a provider
+        e: Made = provide(Made),
         more: int = 5,
     ) -> None:
         log.append((number, a, b, c, d, e.task, more))
