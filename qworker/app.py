@@ -157,7 +157,7 @@ class Tasks(Generic[State]):
             result: Seconds for which the result of a call is kept after the end of the call, or a timedelta. None: it
                 is not kept, and `Job.result` is refused.
             hooks: What runs around its attempts, inside the hooks of the app, the outermost first.
-            on_failure: The task that is enqueued, with a `FailedCall`, once when a message has failed for good.
+            on_failure: The task that is enqueued, with a `FailedCall`, once when a message has failed permanently.
 
         Raises:
             DuplicateTask: The name is already used.

@@ -16,6 +16,7 @@ from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
+from qworker.failed_call import reported_by
 from qworker.failure_text import CANCELLED, code_of, without_code
 from qworker.history.event import Event
 from qworker.logs import one_line
@@ -50,6 +51,7 @@ Code = Literal[
     "wrong-queue",
     "suspect",
     "held",
+    "report",
 ]
 
 
@@ -114,7 +116,7 @@ async def explain(
     error = stored.error
     if stored.state is not State.FAILED and stored.message.tries and "retry_errors" in backend.deviations:
         error = _told_error(history) or error
-    reasons = [*await _by_state(backend, stored, error, clock.time()), *unreadable]
+    reasons = [*await _by_state(backend, stored, error, clock.time()), *_report(stored), *unreadable]
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         if stored.message.deaths:
             reasons.append(Reason("suspect", _suspicion(stored.message.deaths)))
@@ -163,6 +165,13 @@ async def _hold(backend: Backend, queue: str, message_id: str, stored: StoredMes
         return []
     also = "" if stored is None else ", also when the message is gone"
     return [Reason("held", f"its id is held until{_time(end)}: another message with it is not stored before{also}")]
+
+
+def _report(stored: StoredMessage) -> list[Reason]:
+    """Explain a call of an `on_failure` task."""
+    opened = open_envelope(unpack(stored.message).body)
+    found = reported_by(opened.headers) if isinstance(opened, Envelope) else None
+    return [] if found is None else [Reason("report", f"it reports the failure of {found[1]} ({found[0]})")]
 
 
 def _not_found(queue: str, glance: QueueGlance) -> Reason:
