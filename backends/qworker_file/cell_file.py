@@ -110,7 +110,7 @@ def file_name(text: str) -> str:
 
 
 def name_of(file: str) -> str | None:
-    """Return the text for which a file has its name. Empty: the name is a digest. None: cells do not have such names."""
+    """Return the text of the name of a file. Empty: the name is a digest. None: cells do not have such names."""
     if file.startswith(_DIGEST):
         return ""
     if file.startswith("."):
