@@ -70,7 +70,7 @@ class StoredCell(msgspec.Struct, gc=False):
         value: Its value.
         expires_ns: Unix nanoseconds at which it expires, or 0.
         name: Its name, if the file has a digest as its name.
-        group: The name of its group, likewise.
+        group: The name of its group, if the directory has a digest as its name.
     """
 
     version: str
@@ -110,7 +110,7 @@ def file_name(text: str) -> str:
 
 
 def name_of(file: str) -> str | None:
-    """Return the text for which a file has its name. Empty: the name is a digest. None: it is no cell's name."""
+    """Return the text of the name of a file. Empty: the name is a digest. None: cells do not have such names."""
     if file.startswith(_DIGEST):
         return ""
     if file.startswith("."):
@@ -123,7 +123,7 @@ def name_of(file: str) -> str | None:
 
 
 def read_cell(name: str, directory: int) -> StoredCell | None:
-    """Read a cell, which may have expired. None: it is absent. Whatever else has the name is no cell.
+    """Read a cell, which may have expired. None: it is absent. Whatever else has the name does not count.
 
     Args:
         name: The name of its file.

@@ -254,8 +254,8 @@ class Backend(abc.ABC):
         has no cells. A put creates it. Cells do not depend on the messages: a paused queue has them too, and `delete`
         deletes them.
 
-        If an error leaves the outcome unknown, the call can be repeated. A put is then stored once more, unless its
-        condition tells that it was stored, and a conditional delete that had happened is refused.
+        If an error leaves the outcome unknown, the call can be repeated. Operations with a condition that had happened
+        are then refused, and the reply has the stored cell.
 
         Raises:
             UsageError: A name, a value, a rank or a lifetime is out of its range (`qworker.cell.check_cell_ops`).
