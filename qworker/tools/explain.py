@@ -16,7 +16,9 @@ from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
+from qworker.failure_text import CANCELLED, code_of, without_code
 from qworker.history.event import Event
+from qworker.jobs.records import RESULTS, get_cell
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
 from qworker.names import counted, id_forms
@@ -47,6 +49,8 @@ Code = Literal[
     "no-worker",
     "wrong-queue",
     "suspect",
+    "result",
+    "cancelled",
     "held",
 ]
 
@@ -105,7 +109,7 @@ async def explain(
     stored = next(iter(await backend.find(queue, forms)), None)
     message_id = forms[0] if stored is None else stored.message.id
     history, unreadable = await _history(backend, queue, message_id)
-    held = await _hold(backend, queue, message_id, stored)
+    held = [*await _hold(backend, queue, message_id, stored), *await _result(backend, queue, message_id)]
     if stored is None:
         reason = _gone(history[-1]) if history else _not_found(queue, await glance_at(backend, queue))
         return Explanation(message_id, queue, None, [reason, *held, *unreadable], None, history, _told_error(history))
@@ -159,6 +163,17 @@ async def _hold(backend: Backend, queue: str, message_id: str, stored: StoredMes
         return []
     also = "" if stored is None else ", also when the message is gone"
     return [Reason("held", f"its id is held until{_time(end)}: another message with it is not stored before{also}")]
+
+
+async def _result(backend: Backend, queue: str, message_id: str) -> list[Reason]:
+    """Explain the result that is kept for callers, if there is one."""
+    if "cells" in backend.deviations:
+        return []
+    (reply,) = await backend.cells(queue, [get_cell(RESULTS, message_id)])
+    if reply.cell is None or reply.cell.ttl is None:
+        return []
+    until = datetime.now(UTC).timestamp() + reply.cell.ttl
+    return [Reason("result", f"its result is kept until{_time(until)}")]
 
 
 def _not_found(queue: str, glance: QueueGlance) -> Reason:
@@ -243,6 +258,9 @@ def _leased(stored: StoredMessage, now: float) -> Reason:
 
 
 def _failed(stored: StoredMessage) -> Reason:
+    if code_of(stored.error) == CANCELLED:
+        by = without_code(stored.error or "").removeprefix(CANCELLED)
+        return Reason("cancelled", f"it was cancelled{_at(stored.finished_at)}{by}; `qworker requeue` runs it")
     why = one_line(stored.error or "") or "no reason was kept"
     tries = f" after {_times(stored.message.tries)}" if stored.message.tries else ""
     return Reason(

@@ -31,8 +31,9 @@ def add_process(n: int) -> int:
 
 
 @tasks.task(result=60)
-async def parent_async(child: str, n: int) -> int:
-    value: int = await (await tasks[child].enqueue(n)).result(timeout=40)
+async def parent_async(context: Context, child: str, n: int) -> int:
+    # The same child if the parent runs again.
+    value: int = await (await tasks[child].using(id=f"child-{context.message.id}").enqueue(n)).result(timeout=40)
     return value
 
 
@@ -56,11 +57,11 @@ async def suspect_child(context: Context, n: int) -> int:
     return n + 1
 
 
-@tasks.task(result=60, max_tries=2, backoff=_AT_ONCE)
+@tasks.task(result=60, max_tries=3, backoff=_AT_ONCE)
 async def suspect_parent(context: Context, child: str, n: int) -> int:
     if context.attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    value: int = await (await tasks[child].enqueue(n)).result(timeout=40)
+    value: int = await (await tasks[child].using(id=f"child-{context.message.id}").enqueue(n)).result(timeout=40)
     return value
 
 
