@@ -22,13 +22,15 @@ from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
-from qworker.failed_call import check_holds, check_on_failure
+from qworker.failed_call import FailureCode, check_holds, check_on_failure, failure_report
 from qworker.jobs.app_jobs import cancel_many, iterate_jobs, job_of, jobs_of, unfinished_states
 from qworker.jobs.cancel import CancelCounts
 from qworker.jobs.job import Job
 from qworker.jobs.status import JobState, Status
 from qworker.jobs.support import refuse_results
+from qworker.message import Draft, Message
 from qworker.message import State as MessageState
+from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
 from qworker.task import RawHandler, Task, TaskOptions
@@ -410,6 +412,14 @@ class Tasks(Generic[State]):
         """Cancel many jobs from code without an event loop. See `cancel`."""
         call = self.cancel(jobs, task=task, queue=queue, state=state, by=by)
         return self._run_sync(call, instead="await tasks.cancel(...)")
+
+    def _failure_report(self, task: str, message: Message, code: FailureCode, error: str) -> tuple[str, Draft] | None:
+        """Return the queue and the message of the call that reports a failure, or None if the task wants none."""
+        known = self.registered_tasks.get(task)
+        if known is None or known.on_failure is None:
+            return None
+        report = failure_report(known.on_failure, unpack(message), task, code=code, error=error, tries=message.tries)
+        return report.queue, report.draft
 
     def _check_results(self, task: str) -> None:
         """Refuse a task that keeps results if the store is known and has no place for them."""

@@ -6,6 +6,7 @@ import os
 import re
 import traceback
 from types import TracebackType
+from typing import Literal
 
 __all__ = [
     "CANCELLED",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 # The code of a message that was cancelled on purpose.
-CANCELLED = "cancelled"
+CANCELLED: Literal["cancelled"] = "cancelled"
 # The first line of a kept text can be a code, which says for programs why the message failed.
 CODE = re.compile(r"code: (cancelled)\n")
 

@@ -51,6 +51,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "top": "qworker.cli.top:command",
         "browse": "qworker.cli.browse:command",
         "explain": "qworker.cli.explain:command",
+        "job": "qworker.cli.job:command",
         "history": "qworker.cli.history:command",
         "doctor": "qworker.cli.doctor:command",
         "bench": "qworker.cli.bench:command",

@@ -20,13 +20,13 @@ import msgspec
 from qworker.backend import Backend
 from qworker.cell import Cell, CellOp
 from qworker.errors import NotSupported, QueueNotFound
-from qworker.failure_text import cancelled_text
+from qworker.failure_text import CANCELLED, cancelled_text
 from qworker.jobs.look import find_messages
 from qworker.jobs.records import CANCELS, StoredResult, put_result
 from qworker.jobs.source import JobSource
 from qworker.message import Cancelled, Selection, State, StoredMessage
 
-__all__ = ["CancelCounts", "Was", "cancel_jobs", "finish_cancels", "list_cancels"]
+__all__ = ["CancelCounts", "Was", "cancel_jobs", "finish_all_cancels", "finish_cancels", "list_cancels"]
 
 Was: TypeAlias = Literal["waiting", "running", "finished"]
 
@@ -103,6 +103,14 @@ async def finish_cancels(backend: Backend, source: JobSource, queue: str, cells:
         await _cancel(backend, source, queue, left)
 
 
+async def finish_all_cancels(backend: Backend, source: JobSource, queue: str) -> None:
+    """Finish what was begun in a queue, before failed messages are requeued: no worker cancels them a second time."""
+    if {"cells", "cancel"} & backend.deviations.keys():
+        return
+    async for page in list_cancels(backend, queue):
+        await finish_cancels(backend, source, queue, page)
+
+
 async def list_cancels(backend: Backend, queue: str) -> AsyncGenerator[list[Cell]]:
     """Yield the cells of cancels that were begun and not finished, page by page."""
     after = ""
@@ -148,11 +156,16 @@ async def _follow(
     is_known = True
     if stored is not None:
         opened = source.open(stored.message)
+        text = cancelled_text(request.by)
+        if opened.task is not None:
+            report = source.app._failure_report(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                opened.task, stored.message, CANCELLED, text
+            )
+            if report is not None:
+                await backend.publish(report[0], (report[1],))
         is_known = opened.task is None or opened.task in source.app.registered_tasks
         if isinstance(opened.result, (int, float)):
-            result = StoredResult(
-                "cancelled", text=cancelled_text(request.by), code="cancelled", finished_at=time.time()
-            )
+            result = StoredResult("cancelled", text=text, code=CANCELLED, finished_at=time.time())
             # One more than twice the token: a late result of the same delivery does not replace it.
             ops.append(put_result(cancelled.id, 2 * cancelled.token + 1, result, opened.result))
     if is_known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,12 +20,16 @@ from qworker.errors import (
 )
 from qworker.failure_text import summary
 from qworker.jobs.records import StoredResult
-from qworker.message import Message
+from qworker.message import Draft, Message
 from qworker.parcel import unpack
 
-__all__ = ["JobApp", "JobSource", "Opened"]
+__all__ = ["JobApp", "JobSource", "Opened", "Report"]
 
 R = TypeVar("R")
+
+
+# The queue and the message of the call that reports a failure.
+Report: TypeAlias = tuple[str, Draft]
 
 
 class JobApp(Protocol):
@@ -39,6 +43,8 @@ class JobApp(Protocol):
     async def backend(self) -> Backend:
         """Return the backend of this event loop."""
         ...
+
+    def _failure_report(self, task: str, message: Message, code: Literal["cancelled"], error: str) -> Report | None: ...
 
     def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str) -> R: ...
 

@@ -19,6 +19,7 @@ from qworker.errors import BackendError, InvalidArguments
 from qworker.failed_call import reported_by
 from qworker.failure_text import CANCELLED, code_of, without_code
 from qworker.history.event import Event
+from qworker.jobs.records import RESULTS, get_cell
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
 from qworker.names import counted, id_forms
@@ -50,6 +51,8 @@ Code = Literal[
     "no-worker",
     "wrong-queue",
     "suspect",
+    "result",
+    "cancelled",
     "held",
     "report",
 ]
@@ -109,7 +112,7 @@ async def explain(
     stored = next(iter(await backend.find(queue, forms)), None)
     message_id = forms[0] if stored is None else stored.message.id
     history, unreadable = await _history(backend, queue, message_id)
-    held = await _hold(backend, queue, message_id, stored)
+    held = [*await _hold(backend, queue, message_id, stored), *await _result(backend, queue, message_id)]
     if stored is None:
         reason = _gone(history[-1]) if history else _not_found(queue, await glance_at(backend, queue))
         return Explanation(message_id, queue, None, [reason, *held, *unreadable], None, history, _told_error(history))
@@ -172,6 +175,17 @@ def _report(stored: StoredMessage) -> list[Reason]:
     opened = open_envelope(unpack(stored.message).body)
     found = reported_by(opened.headers) if isinstance(opened, Envelope) else None
     return [] if found is None else [Reason("report", f"it reports the failure of {found[1]} ({found[0]})")]
+
+
+async def _result(backend: Backend, queue: str, message_id: str) -> list[Reason]:
+    """Explain the result that is kept for callers, if there is one."""
+    if "cells" in backend.deviations:
+        return []
+    (reply,) = await backend.cells(queue, [get_cell(RESULTS, message_id)])
+    if reply.cell is None or reply.cell.ttl is None:
+        return []
+    until = datetime.now(UTC).timestamp() + reply.cell.ttl
+    return [Reason("result", f"its result is kept until{_time(until)}")]
 
 
 def _not_found(queue: str, glance: QueueGlance) -> Reason:

@@ -41,13 +41,14 @@ class CancelRepair:
             # Jitter keeps the workers of one store apart.
             await asyncio.sleep(_INTERVAL * (0.8 + 0.4 * self._draw()))
             try:
-                await self._round()
+                await self.round()
             except BACKEND_ERRORS as error:
                 await asyncio.sleep(self._outage.record_failure(error))
             else:
                 self._outage.record_success()
 
-    async def _round(self) -> None:
+    async def round(self) -> None:
+        """Look once at every queue, or at as many as a round has."""
         seen: dict[tuple[str, str, str], float] = {}
         for _ in range(min(len(self._queues), _QUEUES)):
             queue = self._queues[0]
