@@ -52,7 +52,6 @@ Code = Literal[
     "wrong-queue",
     "suspect",
     "result",
-    "cancelled",
     "held",
     "report",
 ]
