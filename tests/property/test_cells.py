@@ -152,7 +152,7 @@ class Cells(RuleBasedStateMachine):
 
     @rule(by=st.sampled_from([0, 1]))
     def reap(self, by: int) -> None:
-        assert self.runner.run(self.backends[by].reap(self.queue)) == 0
+        assert self.runner.run(self.backends[by].reap(self.queue)).returned == 0
 
     @precondition(lambda self: len(self.versions) > 1)
     @rule(group=st.sampled_from(GROUPS), name=st.sampled_from(NAMES))
