@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -22,6 +23,18 @@ async def add_async(n: int) -> int:
 
 @tasks.task(result=60)
 def add_thread(n: int) -> int:
+    return n + 1
+
+
+@tasks.task(result=3600, max_tries=1000, backoff=_AT_ONCE)
+async def pause_async(n: int) -> int:
+    await asyncio.sleep(0.3)
+    return n + 1
+
+
+@tasks.task(result=3600, max_tries=1000, backoff=_AT_ONCE)
+def pause_thread(n: int) -> int:
+    time.sleep(0.3)
     return n + 1
 
 
