@@ -108,7 +108,8 @@ def look(given: dict[str, Any]) -> float:
             await job.status()
         taken = time.perf_counter() - started
         await tasks.aclose()
-        return taken / given["count"] * 1e6
+        each: float = taken / given["count"] * 1e6
+        return each
 
     return run_loop(run())
 
