@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -25,6 +26,18 @@ def add_thread(n: int) -> int:
     return n + 1
 
 
+@tasks.task(result=3600, max_tries=1000, backoff=_AT_ONCE)
+async def pause_async(n: int) -> int:
+    await asyncio.sleep(0.3)
+    return n + 1
+
+
+@tasks.task(result=3600, max_tries=1000, backoff=_AT_ONCE)
+def pause_thread(n: int) -> int:
+    time.sleep(0.3)
+    return n + 1
+
+
 @tasks.task(result=60, process=True)
 def add_process(n: int) -> int:
     return n + 1
@@ -32,8 +45,10 @@ def add_process(n: int) -> int:
 
 @tasks.task(result=60)
 async def parent_async(context: Context, child: str, n: int) -> int:
-    # The same child if the parent runs again.
-    value: int = await (await tasks[child].using(id=f"child-{context.message.id}").enqueue(n)).result(timeout=40)
+    # The same child if the parent runs again, also if the child has ended.
+    value: int = await (await tasks[child].using(id=f"child-{context.message.id}", hold=600).enqueue(n)).result(
+        timeout=40
+    )
     return value
 
 
@@ -61,7 +76,9 @@ async def suspect_child(context: Context, n: int) -> int:
 async def suspect_parent(context: Context, child: str, n: int) -> int:
     if context.attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    value: int = await (await tasks[child].using(id=f"child-{context.message.id}").enqueue(n)).result(timeout=40)
+    value: int = await (await tasks[child].using(id=f"child-{context.message.id}", hold=600).enqueue(n)).result(
+        timeout=40
+    )
     return value
 
 

@@ -111,7 +111,7 @@ class HandlerProcess:
 
         Args:
             request: The message.
-            attempt: Is told and asked what happens while the handler runs.
+            attempt: Takes what the process reports while the handler runs, and answers its questions.
             stopping: Returns whether the worker stops already.
 
         Raises:

@@ -31,6 +31,7 @@ FIGURES = (
     "peers",
     "depth",
     "ids",
+    "jobs",
     "held",
     "redis",
     "redis_latency",
