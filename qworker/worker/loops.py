@@ -94,7 +94,7 @@ class WorkerLoops:
         self.feeder.interrupt()
 
     def notice_stopping(self) -> None:
-        """Tell the handlers that the worker stops. Idempotent."""
+        """Give the handlers the notice that the worker stops. Idempotent."""
         if not self.state.stopping.is_set():
             self.state.stopping.set()
             self.processes.notice_stopping()

@@ -140,7 +140,7 @@ class HandlerProcess:
             await asyncio.get_running_loop().sock_sendall(self._socket, to_frame(value))
 
     async def notice_stopping(self) -> None:
-        """Tell the handler that the worker stops."""
+        """Send the notice that the worker stops to the handler."""
         try:
             # Before the set-up, the child expects nothing else.
             if self._set_up:
@@ -320,7 +320,7 @@ class ProcessRunner:
         self._overdrawn += 1
 
     def notice_stopping(self) -> None:
-        """Tell the handlers that run, and those that start later, that the worker stops."""
+        """Send the notice that the worker stops to the handlers that run, and to those that start later."""
         self._stopping = True
         for child in self._busy:
             self._notice(child)
