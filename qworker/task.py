@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ from qworker.errors import UsageError
 from qworker.message import Draft, Lease, Message
 from qworker.signature import Signature
 
-__all__ = ["Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions"]
+__all__ = ["App", "Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions", "configured"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +43,43 @@ class App(Protocol):
     def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]: ...
 
     def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str) -> R: ...
+
+
+class Checker(Protocol):
+    """The part of a signature that calls use."""
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise `InvalidArguments` if the arguments of a call do not fit."""
+        ...
+
+
+class Callee(Protocol):
+    """What a call needs to know of its task, whether this process has its function or not."""
+
+    @property
+    def app(self) -> App:
+        """The app whose backend takes its calls."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name of the task in envelopes."""
+        ...
+
+    @property
+    def options(self) -> TaskOptions:
+        """The options of the task."""
+        ...
+
+    @property
+    def signature(self) -> Checker:
+        """The check of arguments."""
+        ...
+
+    @property
+    def encoder(self) -> EnvelopeEncoder:
+        """The encoder of its envelopes."""
+        ...
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -99,6 +136,11 @@ class Handler:
         """The queue whose messages it runs."""
         return self.options.queue
 
+    def move_to_queue(self, queue: str | None) -> None:
+        """Let it run the messages of another queue. None: nothing changes."""
+        if queue is not None:
+            self.options = msgspec.structs.replace(self.options, queue=queue)
+
     def _context(self, message: Message) -> Context:
         """Create the context of a direct call, which has no lease."""
         lease = Lease(message=message, token=0, expires_at=0.0)
@@ -124,23 +166,36 @@ class RawHandler(Handler):
 
 
 class Task(Handler, OtherMethods, Generic[P, R]):
-    """A registered function. Call it directly, or enqueue a call of it."""
+    """A registered function. Call it directly, or enqueue a call of it.
+
+    Attributes:
+        app: The app whose backend takes its calls.
+    """
 
     def __init__(self, tasks: App, function: Callable[..., R], name: str, options: TaskOptions) -> None:
         super().__init__(function, name, options)
         self.signature.check_json()
-        self._tasks = tasks
+        self.app = tasks
         self.encoder = EnvelopeEncoder(name)
-        self._plain: ConfiguredTask[P, R] = ConfiguredTask(tasks, self, {})
+        self._plain: ConfiguredTask[P, R] = ConfiguredTask(self, {})
         self.__doc__ = function.__doc__
         self.__name__ = name
         self.__module__ = function.__module__
         self.__wrapped__ = function
         self._show_signatures()
 
-    def belongs_to(self, tasks: App) -> bool:
-        """Return whether its calls go to this app's backend."""
-        return self._tasks is tasks
+    def move(self, app: App, name: str, queue: str | None) -> None:
+        """Let the task belong to another app. What `using` returned before follows.
+
+        Args:
+            app: The app.
+            name: The task's name there.
+            queue: Its queue there. None: unchanged.
+        """
+        self.app = app
+        self.name = self.__name__ = self.signature.name = name
+        self.encoder = EnvelopeEncoder(name)
+        self.move_to_queue(queue)
 
     def _show_signatures(self) -> None:
         """Let `inspect.signature` show the parameters of a call for the task and its methods."""
@@ -224,34 +279,35 @@ class Task(Handler, OtherMethods, Generic[P, R]):
             UsageError: There is a hold and no id, or an option has the wrong type or is out of range.
         """
         fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
-        if id is not None and fields["id"] != id:
-            headers = {**(headers or {}), ORIGINAL_ID: id}
-        return ConfiguredTask(self._tasks, self, fields, queue=queue, headers=headers)
+        return configured(self, fields, given_id=id, queue=queue, headers=headers)
 
 
 class ConfiguredTask(OtherMethods, Generic[P, R]):
     """A task with options for its calls. `Task.using` creates it."""
 
-    __slots__ = ("_draft", "_headers", "_queue", "_task", "_tasks")
+    __slots__ = ("_draft", "_given_queue", "_headers", "_task")
 
     def __init__(
         self,
-        tasks: App,
-        task: Task[P, R],
+        task: Callee,
         draft: Mapping[str, Any],
         *,
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self._tasks = tasks
         self._task = task
         self._draft = dict(draft)
         if task.options.priority:
             self._draft.setdefault("priority", task.options.priority)
         if task.options.hold and "id" in self._draft:
             self._draft.setdefault("hold", task.options.hold)
-        self._queue = queue if queue is not None else task.options.queue
+        self._given_queue = queue
         self._headers = dict(headers or {})
+
+    @property
+    def _queue(self) -> str:
+        # The task's own can change until its app is included in another one.
+        return self._task.options.queue if self._given_queue is None else self._given_queue
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return a call for `Tasks.enqueue_many`. See `Task.call`."""
@@ -264,7 +320,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
     def _make_draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
         task.signature.check(args, kwargs)
-        headers = self._tasks._collect_headers(self._headers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        headers = task.app._collect_headers(self._headers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         body = task.encoder.encode(args, kwargs, headers)
         if len(body) > _LARGE_BODY:
             _log.warning(
@@ -286,12 +342,35 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
         with send_span(self._queue, self._task.name) as span:
             # In this thread, because header sources may read its context.
             draft = self._make_draft(args, kwargs)
-            _run_sync = self._tasks._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            _run_sync = self._task.app._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             return _run_sync(self._publish(draft, span), instead="`await task.enqueue(...)`")
 
     async def _publish(self, draft: Draft, span: Any) -> Job:
-        backend = await self._tasks.backend()
-        (message_id,) = await backend.publish(self._queue, (draft,))
+        queue = self._queue
+        backend = await self._task.app.backend()
+        (message_id,) = await backend.publish(queue, (draft,))
         if span is not None:
             span.set_attributes({"messaging.message.id": message_id, "messaging.message.body.size": len(draft.body)})
-        return Job(message_id, self._queue)
+        return Job(message_id, queue)
+
+
+def configured(
+    task: Callee,
+    fields: Mapping[str, Any],
+    *,
+    given_id: str | None = None,
+    queue: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> ConfiguredTask[Any, Any]:
+    """Return a task with checked options for its calls.
+
+    Args:
+        task: The task.
+        fields: What `call_options` returned.
+        given_id: The id as the caller gave it. If the message has another one, a header keeps it.
+        queue: A queue to use instead of the task's own.
+        headers: Texts by name that are stored with the call.
+    """
+    if given_id is not None and fields["id"] != given_id:
+        headers = {**(headers or {}), ORIGINAL_ID: given_id}
+    return ConfiguredTask(task, fields, queue=queue, headers=headers)

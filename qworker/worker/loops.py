@@ -37,14 +37,16 @@ class WorkerLoops:
         state.events = self
         concurrency = state.options.concurrency
         self.threads = ThreadRunner(concurrency)
-        self.processes = ProcessRunner(process_limit(concurrency), state.clock)
+        place = app_place(state.app)
+        self.processes = ProcessRunner(process_limit(concurrency), state.clock, place)
         runners: dict[str, Runner] = {"thread": self.threads, "process": self.processes}
         self.isolated_processes: ProcessRunner | None = None
-        place = app_place(state.app)
         if place is None:
             state.log.warning(events.ISOLATION_DISABLED, **{events.ERROR: _NOT_IMPORTABLE})
         else:
-            runners["isolated"] = self.isolated_processes = ProcessRunner(state.options.isolated, state.clock, place)
+            runners["isolated"] = self.isolated_processes = ProcessRunner(
+                state.options.isolated, state.clock, place, isolated=True
+            )
         self.lease_extender = LeaseExtender(state)
         self.settler = Settler(state, self.lease_extender.stop_extending)
         # An event of each message: it is the settler's own method, so it costs no call between.

@@ -62,9 +62,9 @@ def _flags() -> list[str]:
 class HandlerProcess:
     """One process and the parent's end of its socket."""
 
-    def __init__(self, app: tuple[str, str, str | None] | None = None) -> None:
+    def __init__(self, app: tuple[str, str, str | None] | None = None, *, isolated: bool = False) -> None:
         self._app = app
-        start = _START.format("child_main" if app is None else "isolated_main")
+        start = _START.format("isolated_main" if isolated else "child_main")
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -167,12 +167,16 @@ class ProcessRunner:
     Args:
         limit: Maximum number of processes.
         clock: The clock of the leases.
-        app: For processes of suspects: the module of the app, its name there, and its URL. None: for `process=True`.
+        app: The module of the app, its name there, and its URL. None: no other process can import it.
+        isolated: Whether it runs suspects, with handlers of every kind.
     """
 
-    def __init__(self, limit: int, clock: Clock, app: tuple[str, str, str | None] | None = None) -> None:
+    def __init__(
+        self, limit: int, clock: Clock, app: tuple[str, str, str | None] | None = None, *, isolated: bool = False
+    ) -> None:
         self._clock = clock
         self._app = app
+        self._isolated = isolated
         self._slots = asyncio.Semaphore(limit)
         self._idle: list[HandlerProcess] = []
         # Processes that were asked to end and still run.
@@ -242,7 +246,7 @@ class ProcessRunner:
             if child.alive():
                 return child
             child.hang_up()
-        return HandlerProcess(self._app)
+        return HandlerProcess(self._app, isolated=self._isolated)
 
     async def _died(self, child: HandlerProcess) -> BaseException:
         self._ending.append(child)
@@ -281,6 +285,10 @@ def process_limit(concurrency: int) -> int:
 
 def app_place(app: Tasks) -> tuple[str, str, str | None] | None:
     """Return the module of an app, its name there and its URL, or None if no other process can import it."""
+    # The same module as the command line, because an import may complete the app: a factory, or `include`.
+    loaded_from = app._loaded_from  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if loaded_from is not None:
+        return *loaded_from, app.url
     for module_name, module in list(sys.modules.items()):
         if module_name == "__main__" and _main_path() is None:
             continue
