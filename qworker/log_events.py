@@ -15,6 +15,7 @@ __all__ = [
     "ERROR",
     "ERROR_TYPE",
     "HANDLER_STUCK",
+    "HINT",
     "HISTORY_PAUSED",
     "HISTORY_PRUNE_FAILED",
     "HISTORY_RESUMED",
@@ -79,7 +80,7 @@ SETTLEMENT_DELAYED = "settlement_delayed"
 SETTLEMENT_ABANDONED = "settlement_abandoned"
 # Level warning. A cancelled handler does not stop. Its lease will expire.
 HANDLER_STUCK = "handler_stuck"
-# Level warning, once for each name. The app has no task and no raw handler for the message.
+# Level warning, once for each name. The app has no task and no raw handler for the message, which is released.
 UNKNOWN_TASK = "unknown_task"
 
 # -- a worker's life ---------------------------------------------------------------------------------------------------
@@ -129,6 +130,8 @@ DURATION_S = "duration_s"
 OUTCOME = "outcome"
 ERROR_TYPE = "error_type"
 ERROR = "error"
+# What to do.
+HINT = "hint"
 # These two are present only if there is a span.
 TRACE_ID = "trace_id"
 SPAN_ID = "span_id"

@@ -23,12 +23,17 @@ from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.task import Handler
 from qworker.worker.delivery import CancelReason, Delivery, expiry_margin
+from qworker.worker.releases import Releases
 from qworker.worker.state import WorkerState
 
 __all__ = ["Executor", "Runner"]
 
-# Seconds until a message can be leased again whose task is unknown here, or whose child process cannot start the app.
+# Seconds until a message can be leased again whose child process cannot start the app.
 _RELEASE_DELAY = 10.0
+_UNKNOWN_HINT = (
+    "if another app shares this queue, give each app its own queue (queue=...);"
+    " otherwise import the module that has the task, such as with Tasks(imports=...)"
+)
 # The limit of logged names, because names come from outside.
 _MOST_WARNINGS = 1000
 
@@ -60,6 +65,8 @@ class Executor:
         self._draw = state.draw
         self._log = state.log
         self._warned: set[str] = set()
+        self._events = state.events
+        self._releases = Releases(state.draw)
         self._counts_deaths = "deaths" not in state.backend.deviations
         self._can_isolate = "isolated" in runners
 
@@ -119,14 +126,22 @@ class Executor:
         return True
 
     def _unknown(self, delivery: Delivery) -> bool:
-        """Release it: another release of the app may know it."""
+        """Release it: another app, or another version of this one, may know it."""
         queue = delivery.lease.message.queue
         name = delivery.task or f"(no envelope on {queue})"
         if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(name)
-            self._log.warning(events.UNKNOWN_TASK, **{events.TASK: printable(delivery.task), events.QUEUE: queue})
-        delivery.settle(SettleAction.RELEASE, delay=_RELEASE_DELAY)
+            fields = {events.TASK: printable(delivery.task), events.QUEUE: queue, events.HINT: _UNKNOWN_HINT}
+            self._log.warning(events.UNKNOWN_TASK, **fields)
+        self._leave_to_others(delivery)
         return False
+
+    def _leave_to_others(self, delivery: Delivery) -> None:
+        message = delivery.lease.message
+        delay, pause = self._releases.next(message.queue, message.id, self._clock.monotonic())
+        delivery.settle(SettleAction.RELEASE, delay=delay)
+        if pause:
+            self._events.message_offered(message.queue, pause)
 
     def _has_tries_left(self, delivery: Delivery) -> bool:
         tries = delivery.lease.message.tries

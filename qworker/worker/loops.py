@@ -143,6 +143,10 @@ class WorkerLoops:
             state.suspects &= state.held
         self.feeder.wake()
 
+    def message_offered(self, queue: str, seconds: float) -> None:
+        """Leave the queue to the others."""
+        self.feeder.stay_away(queue, seconds)
+
     def message_isolated(self, delivery: Delivery) -> None:
         """Run the handler in a process of suspects, and lease another message for its consumer."""
         state = self.state
