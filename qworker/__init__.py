@@ -8,6 +8,10 @@ Fail          raise it in a handler to keep the message as failed
 Backoff       the delays of a task's retries
 Job           an enqueued call: its id and its queue
 Call          a call that is not enqueued yet, for `tasks.enqueue_many`
+Hook          code around handlers: `Tasks(hooks=[...])`, `@tasks.task(hooks=[...])`
+Attempt       one run of a handler, as its hooks see it
+provide       the default of a parameter that the worker fills
+FailedCall    what an `on_failure` task gets: a call that has failed for good
 Message       one unit of work in a queue
 Draft         a message to be published
 State         where a stored message is
@@ -30,19 +34,26 @@ A first app:
 from __future__ import annotations
 
 from qworker.app import Tasks
+from qworker.attempt.hooks import Attempt, Hook
+from qworker.attempt.injection import provide
+from qworker.call import Call
 from qworker.context import Context
 from qworker.decision import Fail, Retry
 from qworker.errors import LeaseLost, QworkerError
+from qworker.failed_call import FailedCall
 from qworker.message import Draft, Message, State
 from qworker.retry import Backoff
-from qworker.task import Call, Job, Task
+from qworker.task import Job, Task
 
 __all__ = [
+    "Attempt",
     "Backoff",
     "Call",
     "Context",
     "Draft",
     "Fail",
+    "FailedCall",
+    "Hook",
     "Job",
     "LeaseLost",
     "Message",
@@ -51,6 +62,7 @@ __all__ = [
     "State",
     "Task",
     "Tasks",
+    "provide",
 ]
 
 __version__ = "0.1.0"

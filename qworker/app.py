@@ -8,10 +8,12 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
+from qworker.attempt.hooks import Hook, check_hooks
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
+from qworker.call import Call
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
 from qworker.definition.callables import check_handler, handler_name
@@ -20,12 +22,13 @@ from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
+from qworker.failed_call import check_holds, check_on_failure
 from qworker.inclusion import Inclusion
 from qworker.named_task import NamedTask
 from qworker.names import check_existing_queue
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.settings import backend_url
-from qworker.task import Call, Job, RawHandler, Task, TaskOptions
+from qworker.task import Job, RawHandler, Task, TaskOptions
 from qworker.validation import check_headers, check_seconds, check_text, shown
 
 __all__ = ["Tasks"]
@@ -80,11 +83,13 @@ class Tasks(Generic[State]):
         unknown_for: Seconds, or a timedelta. If the arguments of a call do not fit the signature of its task, another
             version of the app may have enqueued it. So workers release it for this time after its first refusal.
             After this time it fails. 0: it fails immediately.
+        hooks: What runs around every handler, the outermost first, and for every call that is enqueued.
 
     Attributes:
         lifespan: The `lifespan` argument.
         imports: The `imports` argument.
         unknown_for: The `unknown_for` argument, in seconds.
+        hooks: The hooks of the app.
         clock: The clock of its backends. Tests set a fake one before the first call.
         registered_tasks: The tasks by name.
         raw_handlers: The raw handlers by queue.
@@ -99,6 +104,7 @@ class Tasks(Generic[State]):
         credential_provider: Callable[[], Any] | None = None,
         imports: Sequence[str] = (),
         unknown_for: float | timedelta = _UNKNOWN_FOR,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self._url = None if url is None else check_text("url", url)
         # Whether a backend was created with the URL: another one would divide the messages between two stores.
@@ -107,6 +113,7 @@ class Tasks(Generic[State]):
         self.imports = _check_imports(imports)
         self.unknown_for = check_seconds("unknown_for", unknown_for, most=MOST_DELAY)
         self.lifespan = _check_lifespan(lifespan)
+        self.hooks = check_hooks(hooks)
         self._credential_provider = credential_provider
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
@@ -143,6 +150,8 @@ class Tasks(Generic[State]):
         process: bool = False,
         priority: int = 0,
         hold: float | timedelta = 0.0,
+        hooks: Sequence[Hook] = (),
+        on_failure: Task[..., Any] | None = None,
     ) -> _Decorator[State]: ...
 
     @exact_options
@@ -158,6 +167,8 @@ class Tasks(Generic[State]):
         process: bool = False,
         priority: int = 0,
         hold: float | timedelta = 0.0,
+        hooks: Sequence[Hook] = (),
+        on_failure: Task[..., Any] | None = None,
     ) -> Any:
         """Register a function as a task.
 
@@ -172,6 +183,8 @@ class Tasks(Generic[State]):
             priority: 0 (default) to 9 (first), for calls without their own priority.
             hold: Seconds from the enqueue for which the id of a call stays taken although its message is gone, or a
                 timedelta. It counts for calls that have an id.
+            hooks: What runs around its attempts, inside the hooks of the app, the outermost first.
+            on_failure: The task that is enqueued, with a `FailedCall`, once when a message has failed for good.
 
         Raises:
             DuplicateTask: The name is already used.
@@ -190,7 +203,8 @@ class Tasks(Generic[State]):
             priority=priority,
             hold=held,
         )
-        decorator = _Decorator(self, name, options)
+        around = (*self.hooks, *check_hooks(hooks))
+        decorator = _Decorator(self, name, options, around, check_on_failure(self._destination().app, on_failure))
         return decorator if function is None else decorator(function)
 
     @exact_options
@@ -202,6 +216,7 @@ class Tasks(Generic[State]):
         timeout: float | timedelta | None = None,
         backoff: Backoff = DEFAULT_BACKOFF,
         process: bool = False,
+        hooks: Sequence[Hook] = (),
     ) -> Callable[[F], F]:
         """Register a function for a queue's raw messages: those that are not an envelope of a registered task.
 
@@ -213,34 +228,38 @@ class Tasks(Generic[State]):
         """
         given: Any = timeout
         options = TaskOptions(queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process)
+        around = (*self.hooks, *check_hooks(hooks))
 
         def register(function: F) -> F:
             _check(function, "@tasks.raw_handler")
-            self._register_raw(RawHandler(function, options))
+            self._register_raw(RawHandler(function, options, around))
             return function
 
         return register
 
     def _register(self, task: Task[..., Any]) -> None:
         """Add a task of this app, or of an app that is included here. If this app is included, it goes there."""
-        app, prefix, queue = self._destination()
-        if app is not self:
-            task.move(app, prefix + task.name, queue)
-        if task.name in app.registered_tasks:
+        there = self._destination()
+        if there.app is not self:
+            if task.on_failure is not None:
+                check_holds(there.app._url, there.prefix + task.name)  # noqa: SLF001
+            task.move(there.app, there.prefix + task.name, there.queue, there.hooks)
+        if task.name in there.app.registered_tasks:
             raise DuplicateTask(
                 f"the task name {task.name!r} is already used: give one of the two tasks another name (name=...)"
             )
-        app.registered_tasks[task.name] = task
+        there.app.registered_tasks[task.name] = task
 
     def _register_raw(self, handler: RawHandler) -> None:
-        app, _, queue = self._destination()
-        handler.move_to_queue(queue)
-        taken = app.raw_handlers.get(handler.queue)
+        there = self._destination()
+        if there.app is not self:
+            handler.join(there.queue, there.hooks)
+        taken = there.app.raw_handlers.get(handler.queue)
         if taken is not None:
             raise DuplicateTask(
                 f"the queue {handler.queue!r} already has a raw handler ({taken.name}): a queue can have only one"
             )
-        app.raw_handlers[handler.queue] = handler
+        there.app.raw_handlers[handler.queue] = handler
 
     @exact_options
     def include(self, other: Tasks[Any], *, prefix: str = "", queue: str | None = None) -> None:
@@ -261,27 +280,30 @@ class Tasks(Generic[State]):
         check_text("prefix", prefix)
         if queue is not None:
             check_existing_queue(check_text("queue", queue))
-        app, prefix, queue = self._destination(prefix, queue)
-        _check_included(other, app)
-        moved = list(other.registered_tasks.values()), list(other.raw_handlers.values())
-        names, raw_queues = [prefix + task.name for task in moved[0]], [queue or raw.queue for raw in moved[1]]
-        app._check_free(names, raw_queues)  # noqa: SLF001
+        there = self._destination()
+        _check_included(other, self)
+        moved, moved_raw = list(other.registered_tasks.values()), list(other.raw_handlers.values())
+        names = [there.prefix + prefix + task.name for task in moved]
+        raw_queues = [there.queue or queue or handler.queue for handler in moved_raw]
+        there.app._check_free(names, raw_queues)  # noqa: SLF001
+        there.app.imports += tuple(name for name in other.imports if name not in there.app.imports)
         other.registered_tasks, other.raw_handlers = {}, {}
-        app.imports += tuple(name for name in other.imports if name not in app.imports)
-        other._inclusion = Inclusion(app, prefix, queue, names[0] if names else None)
+        other._inclusion = Inclusion(self, prefix, queue, names[0] if names else None)
         other._forget_backends()
-        for task in moved[0]:
+        for task in moved:
             other._register(task)
-        for handler in moved[1]:
+        for handler in moved_raw:
             other._register_raw(handler)
 
-    def _destination(self, prefix: str = "", queue: str | None = None) -> tuple[Tasks[Any], str, str | None]:
-        """Return the app that has the tasks of this one, what their names begin with there, and their queue there."""
+    def _destination(self) -> _Destination:
+        """Return where the tasks of this app are."""
         app: Tasks[Any] = self
-        while app._inclusion is not None:
-            inclusion = app._inclusion
+        prefix, queue = "", None
+        hooks: tuple[Hook, ...] = ()
+        while (inclusion := app._inclusion) is not None:
             app, prefix, queue = inclusion.app, inclusion.prefix + prefix, inclusion.queue or queue
-        return app, prefix, queue
+            hooks = (*app.hooks, *hooks)
+        return _Destination(app, prefix, queue, hooks)
 
     def _check_free(self, names: list[str], raw_queues: list[str]) -> None:
         for name in names:
@@ -319,7 +341,7 @@ class Tasks(Generic[State]):
         return NamedTask(self, name, queue, result)
 
     def _find_task(self, name: str) -> Task[..., Any] | None:
-        app, prefix, _ = self._destination()
+        app, prefix, _, _ = self._destination()
         # The code of an included app uses the names that its tasks have there.
         return app.registered_tasks.get(prefix + name) or app.registered_tasks.get(name)
 
@@ -329,7 +351,7 @@ class Tasks(Generic[State]):
         Raises:
             UnknownTask: No task has this name.
         """
-        app, prefix, _ = self._destination()
+        app, prefix, _, _ = self._destination()
         try:
             return app.registered_tasks[prefix + name]
         except KeyError:
@@ -498,6 +520,16 @@ class Tasks(Generic[State]):
             await opened.aclose()
 
 
+class _Destination(NamedTuple):
+    """Where the tasks of an app are: in itself, or in the app that includes it."""
+
+    app: Tasks[Any]
+    prefix: str
+    queue: str | None
+    # The hooks of the apps that include it, the outermost first.
+    hooks: tuple[Hook, ...]
+
+
 class _LoopBackend:
     """The backend of one event loop, and the generator that closes it with the loop."""
 
@@ -546,12 +578,21 @@ async def _publish(backend: Backend, calls: list[Call]) -> list[Job]:
 class _Decorator(Generic[State]):
     """`@tasks.task(...)`, typed for functions with and without a `Context`."""
 
-    __slots__ = ("_name", "_options", "_tasks")
+    __slots__ = ("_hooks", "_name", "_on_failure", "_options", "_tasks")
 
-    def __init__(self, tasks: Tasks[State], name: str | None, options: TaskOptions) -> None:
+    def __init__(
+        self,
+        tasks: Tasks[State],
+        name: str | None,
+        options: TaskOptions,
+        hooks: tuple[Hook, ...],
+        on_failure: Task[..., Any] | None,
+    ) -> None:
         self._tasks = tasks
         self._name = name
         self._options = options
+        self._hooks = hooks
+        self._on_failure = on_failure
 
     @overload
     def __call__(self, function: Callable[Concatenate[Context[State], P], R], /) -> Task[P, R]: ...
@@ -562,7 +603,10 @@ class _Decorator(Generic[State]):
     def __call__(self, function: Callable[..., Any], /) -> Any:
         _check(function, "@tasks.task")
         name = self._name or handler_name(function)
-        task: Task[..., Any] = Task(self._tasks, function, name, self._options)
+        task: Task[..., Any] = Task(self._tasks, function, name, self._options, self._hooks)
+        if self._on_failure is not None:
+            check_holds(self._tasks._url, name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            task.on_failure = self._on_failure
         self._tasks._register(task)  # noqa: SLF001
         return task
 
@@ -597,7 +641,7 @@ def _check_included(other: Any, app: Tasks[Any]) -> None:
         what = "the included app" if inclusion.example is None else f"task {inclusion.example!r}"
         whose = "this app" if inclusion.app is app else "another app"
         raise UsageError(f"{what} already belongs to {whose}: include its app once")
-    if other is app:
+    if other is app._destination().app:  # noqa: SLF001
         raise UsageError("an app cannot include itself: include the app of a library in it")
     if other.lifespan is not None or other._header_sources:  # noqa: SLF001
         what = "a lifespan" if other.lifespan is not None else "header sources"

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from qworker.errors import InvalidArguments
+from qworker.validation import check_headers
 
-__all__ = ["ORIGINAL_ID", "Envelope", "EnvelopeEncoder", "open_envelope"]
+__all__ = [
+    "ORIGINAL_ID",
+    "EncodedResult",
+    "Envelope",
+    "EnvelopeEncoder",
+    "add_headers",
+    "encode_result",
+    "open_envelope",
+]
 
 
 # The header that keeps a given id from which the message's id was hashed.
@@ -73,6 +82,27 @@ def open_envelope(body: bytes) -> Envelope | tuple[str, str] | None:
         return None
 
 
+class _Parts(msgspec.Struct, omit_defaults=True):
+    """An envelope whose arguments stay as they are written."""
+
+    task: str
+    args: msgspec.Raw
+    kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    headers: dict[str, str] = {}
+
+
+def add_headers(body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Return the body of a call with more headers.
+
+    Raises:
+        UsageError: They are not texts by name.
+    """
+    check_headers(headers)
+    parts = msgspec.json.decode(body, type=_Parts)
+    parts.headers |= headers
+    return _encode(parts)
+
+
 class EnvelopeEncoder:
     """The encoder of one task's envelopes. It encodes their common beginning once."""
 
@@ -111,6 +141,34 @@ class EnvelopeEncoder:
                 raise InvalidArguments(
                     f"task {self._task!r}: argument {which}: JSON cannot contain {number}: use None or text instead"
                 )
+
+
+class EncodedResult(msgspec.Struct, frozen=True):
+    """The value that a handler returned, encoded where the handler ran.
+
+    Attributes:
+        body: The value as JSON. Empty if it cannot be encoded.
+        problem: Why it cannot be encoded. None: it is encoded.
+    """
+
+    body: bytes = b""
+    problem: str | None = None
+
+
+def encode_result(value: Any) -> EncodedResult:
+    """Encode the value of a handler as arguments are encoded.
+
+    A value that cannot be encoded is no error of the attempt: the work is done, and an attempt more would repeat it.
+    """
+    try:
+        body = _encode(value)
+        if _find_null(body) and value is not None and _may_hold_not_finite(value):
+            number = _not_finite(msgspec.to_builtins(value))
+            if number is not None:
+                return EncodedResult(problem=f"JSON cannot contain {number}: use None or text instead")
+    except Exception as error:  # noqa: BLE001 - it may be the code of the value's class
+        return EncodedResult(problem=f"{type(error).__name__}: {error}")
+    return EncodedResult(body)
 
 
 def _may_hold_not_finite(value: Any) -> bool:

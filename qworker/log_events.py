@@ -14,6 +14,7 @@ __all__ = [
     "DURATION_S",
     "ERROR",
     "ERROR_TYPE",
+    "FAILURE_NOT_REPORTED",
     "HANDLER_STUCK",
     "HINT",
     "HISTORY_PAUSED",
@@ -34,6 +35,8 @@ __all__ = [
     "MESSAGE_TOO_LARGE",
     "OBSERVER_FAILED",
     "OUTCOME",
+    "PROVIDER",
+    "PROVIDER_FAILED",
     "QUEUE",
     "QUEUE_UNUSABLE",
     "REMOVAL_FAILED",
@@ -80,6 +83,8 @@ SETTLEMENT_DELAYED = "settlement_delayed"
 SETTLEMENT_ABANDONED = "settlement_abandoned"
 # Level warning. A cancelled handler does not stop. Its lease will expire.
 HANDLER_STUCK = "handler_stuck"
+# Level error. The call of `on_failure` can never be stored. The message fails without it.
+FAILURE_NOT_REPORTED = "failure_not_reported"
 # Level warning, once for each name. The app has no task and no raw handler for the message, which is released.
 UNKNOWN_TASK = "unknown_task"
 
@@ -95,6 +100,8 @@ CONCURRENCY_LIMITED = "concurrency_limited"
 BACKEND_UNAVAILABLE = "backend_unavailable"
 BACKEND_RECOVERED = "backend_recovered"
 OBSERVER_FAILED = "observer_failed"
+# Level error. A provider with the scope `worker` raised an error while it was closed. Field: provider.
+PROVIDER_FAILED = "provider_failed"
 # Level warning. One queue cannot be used, and the others can. Fields: queue, error.
 QUEUE_UNUSABLE = "queue_unusable"
 
@@ -135,5 +142,7 @@ HINT = "hint"
 # These two are present only if there is a span.
 TRACE_ID = "trace_id"
 SPAN_ID = "span_id"
+# The function of a provider.
+PROVIDER = "provider"
 # The loop of the worker that logs.
 LOOP = "loop"

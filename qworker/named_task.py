@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
+from qworker.attempt.hooks import Hook, publishing_hooks
+from qworker.call import Call
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.task_options import TaskOptions, call_options
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
 from qworker.names import check_existing_queue
-from qworker.task import App, Call, ConfiguredTask, Job, Task, configured
+from qworker.task import App, ConfiguredTask, Job, Task, configured
 from qworker.validation import check_text
 
 __all__ = ["Directory", "NamedTask"]
@@ -21,6 +23,11 @@ T = TypeVar("T")
 
 class Directory(App, Protocol):
     """The app of a named task."""
+
+    @property
+    def hooks(self) -> Sequence[Hook]:
+        """The hooks of the app."""
+        ...
 
     def _find_task(self, name: str) -> Task[..., Any] | None: ...
 
@@ -35,9 +42,13 @@ class _Absent:
 
     signature = _AnyArguments()
 
-    def __init__(self, app: App, name: str) -> None:
+    def __init__(self, app: Directory, name: str) -> None:
         self.app = app
         self.name = name
+        # Hooks that are for some kinds of functions may not be for this one.
+        self.publishing_hooks = [
+            hook for hook in publishing_hooks(app.hooks, "async") if {"thread", "process"} <= hook.kinds
+        ]
         self.options = TaskOptions()
         self.encoder = EnvelopeEncoder(name)
 

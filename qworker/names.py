@@ -134,6 +134,16 @@ def to_message_id(given: str) -> str:
     return f"sha256-{base64.b32encode(digest).decode().rstrip('=').lower()}"
 
 
+def failure_id_text(message_id: str) -> str:
+    """Return the id that is given to the report of a message's failure."""
+    return f"{message_id}:failed"
+
+
+def failure_id(message_id: str) -> str:
+    """Return the message id of the report of a message's failure. `requeue` frees its hold."""
+    return to_message_id(failure_id_text(message_id))
+
+
 def id_forms(given: str) -> tuple[str, ...]:
     """Return the message ids that a given id can have in a store, the usual one first.
 

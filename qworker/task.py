@@ -10,9 +10,12 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
+from qworker.attempt.hooks import Hook, publishing_hooks, run_publishing
+from qworker.attempt.runner import AttemptRunner
 from qworker.backend import Backend
+from qworker.call import Call
 from qworker.context import Context
-from qworker.definition.callables import handler_name, kind_of
+from qworker.definition.callables import Kind, handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.task_options import TaskOptions, call_options
 from qworker.enqueue.tracing import create_span, is_tracing_configured, send_span
@@ -21,13 +24,27 @@ from qworker.errors import UsageError
 from qworker.message import Draft, Lease, Message
 from qworker.signature import Signature
 
-__all__ = ["App", "Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions", "configured"]
+__all__ = [
+    "RAW_HANDLERS",
+    "App",
+    "Call",
+    "ConfiguredTask",
+    "Handler",
+    "Job",
+    "RawHandler",
+    "Task",
+    "TaskOptions",
+    "configured",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # Calls log to the logging of the application, because they run in its process.
 _log = logging.getLogger("qworker")
+
+# The attribute of a function with its raw handlers by queue, for the processes of handlers that need them.
+RAW_HANDLERS = "__qworker_raw_handlers__"
 
 # Bytes. A larger body is stored with a warning.
 _LARGE_BODY = 16 << 20
@@ -81,6 +98,11 @@ class Callee(Protocol):
         """The encoder of its envelopes."""
         ...
 
+    @property
+    def publishing_hooks(self) -> Sequence[Hook]:
+        """The hooks that change its calls."""
+        ...
+
 
 class Job(msgspec.Struct, frozen=True):
     """An enqueued call.
@@ -97,20 +119,6 @@ class Job(msgspec.Struct, frozen=True):
     queue: str
 
 
-class Call(msgspec.Struct, frozen=True):
-    """A call that is not enqueued yet, for `Tasks.enqueue_many`.
-
-    Attributes:
-        queue: The queue of the call.
-        draft: The message.
-        span_context: The context of the OpenTelemetry span in which it was created. None without a span.
-    """
-
-    queue: str
-    draft: Draft
-    span_context: Any = None
-
-
 class Handler:
     """A function that runs the messages of one queue, with its options.
 
@@ -121,25 +129,51 @@ class Handler:
         kind: Where it runs: `async` (on the event loop), `thread` or `process`.
         signature: The parameters that a call must fill.
         takes_context: Whether the worker gives it a `Context` as its first argument.
+        on_failure: The task that is enqueued when a message has failed for good.
+        hooks: The hooks of its app and its own, the outermost first.
+        runner: Runs its attempts. None: nothing runs around it, so the worker calls the function.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, options: TaskOptions) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str, options: TaskOptions, hooks: Sequence[Hook] = ()
+    ) -> None:
         self.function = function
         self.name = name
         self.options = options
-        self.kind = kind_of(function, process=options.process)
+        self.kind: Kind = kind_of(function, process=options.process)
         self.signature = Signature(function, Context, name)
         self.takes_context = self.signature.takes_injected
+        self.hooks = tuple(hooks)
+        self.runner: AttemptRunner | None = self._create_runner()
+        self.on_failure: Task[..., Any] | None = None
 
     @property
     def queue(self) -> str:
         """The queue whose messages it runs."""
         return self.options.queue
 
-    def move_to_queue(self, queue: str | None) -> None:
-        """Let it run the messages of another queue. None: nothing changes."""
+    def _create_runner(self) -> AttemptRunner | None:
+        provided = self.signature.provided
+        runner = AttemptRunner(
+            self.function, self.name, self.kind, self.takes_context, hooks=self.hooks, provided=provided
+        )
+        return runner if runner.is_needed else None
+
+    def join(self, queue: str | None, hooks: Sequence[Hook]) -> None:
+        """Let it run in another app.
+
+        Args:
+            queue: The queue whose messages it runs there. None: unchanged.
+            hooks: The hooks of that app.
+
+        Raises:
+            UsageError: A hook does not fit the function.
+        """
         if queue is not None:
             self.options = msgspec.structs.replace(self.options, queue=queue)
+        if hooks:
+            self.hooks = (*hooks, *self.hooks)
+            self.runner = self._create_runner()
 
     def _context(self, message: Message) -> Context:
         """Create the context of a direct call, which has no lease."""
@@ -150,13 +184,25 @@ class Handler:
 class RawHandler(Handler):
     """A handler of raw messages. It gets the `Message`, and before it a `Context` if it has a parameter for it."""
 
-    def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
-        super().__init__(function, handler_name(function), options)
+    def __init__(self, function: Callable[..., Any], options: TaskOptions, hooks: Sequence[Hook] = ()) -> None:
+        super().__init__(function, handler_name(function), options, hooks)
         if not self.signature.fits(1):
             raise UsageError(
                 f"handler {self.name!r} must take a Message (and before it, if it wants one, a parameter annotated"
                 " Context)"
             )
+        self._show_to_processes()
+
+    def _show_to_processes(self) -> None:
+        if self.runner is not None and self.kind == "process":
+            # A child process finds it by the function's name.
+            registered: dict[str, RawHandler] = vars(self.function).setdefault(RAW_HANDLERS, {})
+            registered[self.queue] = self
+
+    def join(self, queue: str | None, hooks: Sequence[Hook]) -> None:
+        """Let it run in another app. See `Handler.join`."""
+        super().join(queue, hooks)
+        self._show_to_processes()
 
     def __call__(self, message: Message) -> Any:
         """Call the function."""
@@ -172,9 +218,12 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         app: The app whose backend takes its calls.
     """
 
-    def __init__(self, tasks: App, function: Callable[..., R], name: str, options: TaskOptions) -> None:
-        super().__init__(function, name, options)
+    def __init__(
+        self, tasks: App, function: Callable[..., R], name: str, options: TaskOptions, hooks: Sequence[Hook] = ()
+    ) -> None:
+        super().__init__(function, name, options, hooks)
         self.signature.check_json()
+        self.publishing_hooks = publishing_hooks(hooks, self.kind)
         self.app = tasks
         self.encoder = EnvelopeEncoder(name)
         self._plain: ConfiguredTask[P, R] = ConfiguredTask(self, {})
@@ -184,18 +233,27 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         self.__wrapped__ = function
         self._show_signatures()
 
-    def move(self, app: App, name: str, queue: str | None) -> None:
+    def move(self, app: App, name: str, queue: str | None, hooks: Sequence[Hook]) -> None:
         """Let the task belong to another app. What `using` returned before follows.
 
         Args:
             app: The app.
             name: The task's name there.
             queue: Its queue there. None: unchanged.
+            hooks: The hooks of the app.
+
+        Raises:
+            UsageError: A hook does not fit the function.
         """
         self.app = app
         self.name = self.__name__ = self.signature.name = name
         self.encoder = EnvelopeEncoder(name)
-        self.move_to_queue(queue)
+        self.join(queue, hooks)
+        self.publishing_hooks = publishing_hooks(self.hooks, self.kind)
+
+    def belongs_to(self, tasks: object) -> bool:
+        """Return whether its calls go to this app's backend."""
+        return self.app is tasks
 
     def _show_signatures(self) -> None:
         """Let `inspect.signature` show the parameters of a call for the task and its methods."""
@@ -214,13 +272,25 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         return f"<task {self.name} on {self.queue}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function directly. Nothing is enqueued."""
+        """Call the function directly. Nothing is enqueued, and no hook runs. Give the injected parameters too.
+
+        Raises:
+            UsageError: An injected parameter is not given.
+        """
+        self._require_injected(kwargs)
         if self.takes_context:
             args_given = (self._context(Message(id="direct-call", queue=self.queue, body=b"")), *args)
         else:
             args_given = args
         result: R = self.function(*args_given, **kwargs)
         return result
+
+    def _require_injected(self, kwargs: Mapping[str, Any]) -> None:
+        missing = next((name for name in self.signature.provided if name not in kwargs), None)
+        if missing is not None:
+            raise UsageError(
+                f"task {self.name!r} is called directly, and only a worker injects {missing!r}: give {missing}=..."
+            )
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return a call for `Tasks.enqueue_many`.
@@ -312,10 +382,14 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return a call for `Tasks.enqueue_many`. See `Task.call`."""
         if not is_tracing_configured():
-            return Call(self._queue, self._make_draft(args, kwargs))
+            return self._make_call(args, kwargs)
         with create_span(self._queue, self._task.name) as span:
-            draft = self._make_draft(args, kwargs)
-            return Call(self._queue, draft, None if span is None else span.get_span_context())
+            return self._make_call(args, kwargs, None if span is None else span.get_span_context())
+
+    def _make_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], span_context: Any = None) -> Call:
+        call = Call(self._queue, self._make_draft(args, kwargs), span_context)
+        hooks = self._task.publishing_hooks
+        return run_publishing(hooks, call) if hooks else call
 
     def _make_draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
@@ -333,25 +407,25 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a call. See `Task.enqueue`."""
         if not is_tracing_configured():
-            return await self._publish(self._make_draft(args, kwargs), None)
+            return await self._publish(self._make_call(args, kwargs), None)
         with send_span(self._queue, self._task.name) as span:
-            return await self._publish(self._make_draft(args, kwargs), span)
+            return await self._publish(self._make_call(args, kwargs), span)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a call and block. See `Task.enqueue_sync`."""
         with send_span(self._queue, self._task.name) as span:
-            # In this thread, because header sources may read its context.
-            draft = self._make_draft(args, kwargs)
+            # In this thread, because header sources and hooks may read its context.
+            call = self._make_call(args, kwargs)
             _run_sync = self._task.app._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            return _run_sync(self._publish(draft, span), instead="`await task.enqueue(...)`")
+            return _run_sync(self._publish(call, span), instead="`await task.enqueue(...)`")
 
-    async def _publish(self, draft: Draft, span: Any) -> Job:
-        queue = self._queue
+    async def _publish(self, call: Call, span: Any) -> Job:
         backend = await self._task.app.backend()
-        (message_id,) = await backend.publish(queue, (draft,))
+        (message_id,) = await backend.publish(call.queue, (call.draft,))
         if span is not None:
-            span.set_attributes({"messaging.message.id": message_id, "messaging.message.body.size": len(draft.body)})
-        return Job(message_id, queue)
+            size = len(call.draft.body)
+            span.set_attributes({"messaging.message.id": message_id, "messaging.message.body.size": size})
+        return Job(message_id, call.queue)
 
 
 def configured(

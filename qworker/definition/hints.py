@@ -19,7 +19,9 @@ __all__ = ["OtherMethods", "exact_options"]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_TASK_OPTIONS = frozenset({"name", "queue", "max_tries", "timeout", "backoff", "process", "priority", "hold"})
+_TASK_OPTIONS = frozenset(
+    {"name", "queue", "max_tries", "timeout", "backoff", "process", "priority", "hold", "hooks", "on_failure"}
+)
 _CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "unique_key", "id", "queue", "headers", "hold"})
 
 # Names of other libraries: the option that is meant, and the difference.

@@ -68,7 +68,7 @@ def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
         clock: The clock of the queues. With a `FakeClock` the test decides when delays are over.
     """
     # The calls of an app that is included in another one go to that app's store.
-    app = tasks._destination()[0]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    app = tasks._destination().app  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     with app._replaced_store(_MemoryStore(app, clock), clock):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         yield tasks
 

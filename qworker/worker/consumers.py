@@ -26,6 +26,7 @@ class _Executor(Protocol):
     def prepare(self, delivery: Delivery) -> bool: ...
     def is_suspect(self, delivery: Delivery) -> bool: ...
     async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None: ...
+    async def report_failure(self, delivery: Delivery) -> None: ...
 
 
 class Consumers:
@@ -127,6 +128,8 @@ class Consumers:
             await executor.run(delivery, task)
             if task.cancelling():
                 await _clear_pending_cancellations(task)
+        if delivery.unreported:
+            await executor.report_failure(delivery)
         if delivery.settlement is not None:
             self._finish(delivery)
         else:

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 import msgspec
 
 from qworker.context import Context
+from qworker.definition.callables import not_run_error
+from qworker.envelope import EncodedResult, encode_result
+from qworker.failed_call import FailureCode
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
 
@@ -70,7 +73,13 @@ class Delivery(msgspec.Struct, eq=False):
     cancel_reason: CancelReason | None = None
     # The error that the handler raised.
     error: BaseException | None = None
+    # Whether the handler's value is wanted, and then the value of a handler that has returned.
+    keep_result: bool = False
+    result: EncodedResult | None = None
     settlement: Settlement | None = None
+    # Why a message failed for good, and whether its report is still to be stored, before it is failed.
+    code: FailureCode = "error"
+    unreported: bool = False
     # True from the moment at which its settlement may be on its way: no extension starts any more.
     settling: bool = False
     # The log fields of its span, if it is traced.
@@ -90,6 +99,19 @@ class Delivery(msgspec.Struct, eq=False):
     def settle(self, action: SettleAction, *, delay: float = 0.0, error: str | None = None, died: bool = False) -> None:
         """Decide how the lease ends."""
         self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error, died=died)
+
+    def take_value(self, value: Any) -> BaseException | None:
+        """Keep the value that the handler returned if it is wanted. Return the error if the handler has not run."""
+        error = None if value is None else not_run_error(value)
+        if error is None and self.keep_result:
+            self.result = encode_result(value)
+        return error
+
+    def fail(self, error: str, code: FailureCode = "error") -> None:
+        """Decide that the message has failed for good."""
+        self.code = code
+        self.unreported = self.handler is not None and self.handler.on_failure is not None
+        self.settle(SettleAction.FAIL_PERM, error=error)
 
     def is_lost(self, now: float) -> bool:
         """Return whether the lease is over at a monotonic time: lost, expired, or to be settled. From any thread."""

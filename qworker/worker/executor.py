@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Protocol
 
 from qworker import log_events as events
+from qworker.attempt.runner import AttemptRunner
 from qworker.clock import Clock
 from qworker.context import Context
 from qworker.decision import Fail, Retry, outcome_of
-from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import InvalidArguments
+from qworker.failed_call import FailureCode
 from qworker.failure_text import NotBegun, ProcessDied, failure_text, summary_of
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
@@ -23,6 +24,7 @@ from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.task import Handler
 from qworker.worker.delivery import CancelReason, Delivery, expiry_margin
+from qworker.worker.failure_reports import FailureReports
 from qworker.worker.releases import Releases
 from qworker.worker.state import WorkerState
 
@@ -42,7 +44,7 @@ class Runner(Protocol):
     """Runs handlers in a thread or a process."""
 
     async def run(self, delivery: Delivery) -> BaseException | None:
-        """Run the handler. Return what it raised, or None."""
+        """Run the handler. Return what it raised, or None: then `delivery.result` is its value, if that is wanted."""
         ...
 
 
@@ -69,6 +71,8 @@ class Executor:
         self._releases = Releases(state.draw)
         self._counts_deaths = "deaths" not in state.backend.deviations
         self._can_isolate = "isolated" in runners
+        self._providers = state.providers
+        self.report_failure = FailureReports(state).store
 
     # -- before ------------------------------------------------------------------------------------------------------
 
@@ -105,7 +109,8 @@ class Executor:
         if isinstance(opened, tuple) and (opened[0] in self._tasks.registered_tasks or raw is None):
             delivery.task = opened[0]
             if opened[0] in self._tasks.registered_tasks:
-                delivery.settle(SettleAction.FAIL_PERM, error=f"invalid envelope: {opened[1]}")
+                delivery.handler = self._tasks.registered_tasks[opened[0]]
+                delivery.fail(f"invalid envelope: {opened[1]}", "arguments")
                 return False
         elif raw is not None:
             delivery.handler = raw
@@ -121,7 +126,7 @@ class Executor:
             delivery.args, delivery.kwargs = task.signature.convert(envelope.args, envelope.kwargs)
         except InvalidArguments as error:
             delivery.error = error
-            delivery.settle(SettleAction.FAIL_PERM, error=str(error))
+            delivery.fail(str(error), "arguments")
             return False
         return True
 
@@ -150,10 +155,10 @@ class Executor:
         allowed = delivery.handler.options.max_tries
         if tries < allowed:
             return True
-        delivery.settle(
-            SettleAction.FAIL_PERM,
-            error=f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this"
+        delivery.fail(
+            f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this"
             " message may be killing its workers. It was not run again.",
+            "poison",
         )
         return False
 
@@ -207,12 +212,25 @@ class Executor:
     def _call(self, delivery: Delivery, handler: Handler) -> Awaitable[BaseException | None]:
         if delivery.isolated:
             return self._runners["isolated"].run(delivery)
+        if handler.runner is not None:
+            return self._call_around(delivery, handler, handler.runner)
         if handler.takes_context and handler.kind != "process":
             delivery.context = self._context(delivery, handler)
             delivery.args.insert(0, delivery.context)
         if handler.kind == "async":
-            return _HandlerCall(handler.function(*delivery.args, **delivery.kwargs))
+            return _HandlerCall(handler.function(*delivery.args, **delivery.kwargs), delivery)
         return self._runners[handler.kind].run(delivery)
+
+    def _call_around(
+        self, delivery: Delivery, handler: Handler, runner: AttemptRunner
+    ) -> Awaitable[BaseException | None]:
+        """Run a handler that has hooks or injected parameters."""
+        if handler.kind == "process":
+            return self._runners["process"].run(delivery)
+        context = delivery.context = self._context(delivery, handler)
+        if handler.kind == "async":
+            return _HandlerCall(runner.run(context, delivery.args, delivery.kwargs, self._providers), delivery)
+        return self._runners["thread"].run(delivery)
 
     def _context(self, delivery: Delivery, handler: Handler) -> Context:
         timeout = handler.options.timeout
@@ -246,7 +264,7 @@ class Executor:
             elif error is None:
                 delivery.settle(SettleAction.ACK)
             elif isinstance(error, Fail):
-                delivery.settle(SettleAction.FAIL_PERM, error=outcome_of(error)[0])
+                delivery.fail(outcome_of(error)[0])
             elif isinstance(error, Retry):
                 reason, delay = outcome_of(error)
                 self._fail(delivery, reason, delay=delay)
@@ -273,25 +291,31 @@ class Executor:
     def _decide_cancelled(self, delivery: Delivery, reason: CancelReason) -> None:
         if reason is CancelReason.TIMEOUT and delivery.handler is not None:
             delivery.error = TimeoutError(f"timed out after {delivery.handler.options.timeout:g} seconds")
-            self._fail(delivery, str(delivery.error))
+            self._fail(delivery, str(delivery.error), code="timeout")
         elif reason is not CancelReason.LOST:
             # The result of a cancelled handler does not count, because the handler may be incomplete.
             delivery.settle(SettleAction.RELEASE)
 
     def _fail(
-        self, delivery: Delivery, reason: str, backoff: Backoff | None = None, *, delay: float | None = None
+        self,
+        delivery: Delivery,
+        reason: str,
+        backoff: Backoff | None = None,
+        *,
+        delay: float | None = None,
+        code: FailureCode = "error",
     ) -> None:
         if delivery.handler is None:
-            delivery.settle(SettleAction.FAIL_PERM, error=reason)
+            delivery.fail(reason)
             return
+        died = isinstance(delivery.error, ProcessDied)
         options = delivery.handler.options
         tries = delivery.lease.message.tries + 1
         if tries >= options.max_tries:
-            delivery.settle(SettleAction.FAIL_PERM, error=reason)
+            delivery.fail(reason, "poison" if died else code)
             return
         if delay is None:
             delay = (backoff or options.backoff).delay(tries, self._draw())
-        died = isinstance(delivery.error, ProcessDied)
         delivery.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason, died=died)
 
 
@@ -302,10 +326,11 @@ class _HandlerCall:
     when it ends.
     """
 
-    __slots__ = ("_coroutine",)
+    __slots__ = ("_coroutine", "_delivery")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], delivery: Delivery) -> None:
         self._coroutine = coroutine
+        self._delivery = delivery
 
     def __await__(self) -> Generator[Any, Any, BaseException | None]:
         coroutine = self._coroutine
@@ -316,7 +341,7 @@ class _HandlerCall:
             try:
                 waiting = enter(step, sent)
             except StopIteration as end:
-                return None if end.value is None else not_run_error(end.value)
+                return self._delivery.take_value(end.value)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
                 return error
             try:

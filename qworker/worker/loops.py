@@ -36,7 +36,7 @@ class WorkerLoops:
         self.state = state
         state.events = self
         concurrency = state.options.concurrency
-        self.threads = ThreadRunner(concurrency)
+        self.threads = ThreadRunner(concurrency, state.providers)
         place = app_place(state.app)
         self.processes = ProcessRunner(process_limit(concurrency), state.clock, place)
         runners: dict[str, Runner] = {"thread": self.threads, "process": self.processes}

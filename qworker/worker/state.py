@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from qworker import log_events as events
 from qworker.app import Tasks
+from qworker.attempt.providers import WorkerProviders
 from qworker.backend import Backend
 from qworker.clock import Clock
+from qworker.failure_text import summary_of
 from qworker.message import Lease
 from qworker.worker.delivery import Delivery, LeaseListener, Observer, WorkerCounts
 from qworker.worker.outage import Outage
@@ -72,6 +75,7 @@ class WorkerState:
         counts: The counts of the worker since its start.
         observers: The observers of each start of a handler and of each outcome.
         lifespan_value: The value that the app's lifespan yielded.
+        providers: The values of providers with the scope `worker`.
         listener: The observer of batches of leases, if there is a history.
         held: Every lease of this worker, from its start to its settlement. Other threads read it.
         active: The deliveries whose handler is running. Other threads read its size.
@@ -92,6 +96,7 @@ class WorkerState:
     counts: WorkerCounts = field(default_factory=WorkerCounts)
     observers: list[Observer] = field(default_factory=list[Observer])
     lifespan_value: Any = None
+    providers: WorkerProviders = field(init=False)
     listener: LeaseListener | None = None
     held: set[Delivery] = field(default_factory=set[Delivery])
     active: set[Delivery] = field(default_factory=set[Delivery])
@@ -100,6 +105,14 @@ class WorkerState:
     settling: int = 0
     leftover_threads: int = 0
     events: WorkerEvents = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Create what is empty at the start."""
+        self.providers = WorkerProviders(self._log_provider)
+
+    def _log_provider(self, name: str, error: BaseException) -> None:
+        fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: summary_of(error)}
+        self.log.error(events.PROVIDER_FAILED, **{events.PROVIDER: name}, **fields)
 
     @property
     def begun(self) -> int:

@@ -31,6 +31,7 @@ from qworker.backend.each_queue import can_be_of_one_queue, describe_problem
 from qworker.backend.offers import file_system_of
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, UsageError
+from qworker.failed_call import check_holds
 from qworker.kit.task_groups import background_tasks
 from qworker.logs import WorkerLog
 from qworker.worker import telemetry
@@ -159,6 +160,9 @@ class Worker:
             Exception: The error that ended a loop. Unfinished messages were released if the store allowed it.
         """
         backend = await self._tasks.backend()
+        for task in self._tasks.registered_tasks.values():
+            if task.on_failure is not None:
+                check_holds(self._tasks.url, task.name)
         await self._create_queues(backend)
         switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
@@ -273,6 +277,7 @@ class Worker:
             # 6. No lease is extended from here on. The reaper has stopped with the loops.
             await loops.lease_extender.stop(_FLUSH_PATIENCE)
             await loops.close_runners()
+            await loops.state.providers.aclose()
             if self._recorder is not None:
                 self._recorder.close()
             # 7. The lifespan is left last, by `run`.

@@ -16,26 +16,30 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+import structlog
 
 from qworker import log_events as events
 from qworker import logs
+from qworker.attempt.providers import WorkerProviders
+from qworker.attempt.runner import AttemptRunner
 from qworker.context import Context
 from qworker.decision import Fail, Retry, outcome_of
 from qworker.definition.callables import not_run_error
-from qworker.envelope import Envelope, open_envelope
+from qworker.envelope import EncodedResult, Envelope, encode_result, open_envelope
 from qworker.errors import UsageError
-from qworker.failure_text import error_type, failure_text
+from qworker.failure_text import error_type, failure_text, summary_of
 from qworker.kit.linux import set_parent_death_signal
 from qworker.message import Lease, Message
 from qworker.signature import Signature
-from qworker.task import Handler
+from qworker.task import RAW_HANDLERS, Handler
 
 __all__ = [
     "LENGTH",
     "ChildSetup",
+    "Found",
     "Handlers",
     "LeaseCheck",
     "RunReply",
@@ -43,9 +47,11 @@ __all__ = [
     "Running",
     "arguments",
     "decided",
+    "log_provider",
     "main",
     "receive_request",
     "receive_setup",
+    "returned",
     "to_frame",
 ]
 
@@ -81,6 +87,10 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     # Unix seconds.
     deadline: float | None
     max_tries: int
+    # Whether the handler's value is wanted. The child encodes it, because its types may exist only there.
+    keep_result: bool = False
+    # Whether the worker has hooks around the handler. A child that would miss them must not run it.
+    has_hooks: bool = False
 
 
 class Running:
@@ -140,6 +150,7 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     delay: float | None = None
     error_type: str = ""
+    result: EncodedResult | None = None
 
 
 def main(descriptor: int) -> None:
@@ -149,8 +160,18 @@ def main(descriptor: int) -> None:
         if setup is None:
             return
         handlers = Handlers(setup.main, setup.logging, setup.app)
-        while (request := receive_request(parent)) is not None:
-            parent.sendall(to_frame(_run(handlers, request, parent)))
+        providers = WorkerProviders(log_provider)
+        try:
+            while (request := receive_request(parent)) is not None:
+                parent.sendall(to_frame(_run(handlers, providers, request, parent)))
+        finally:
+            providers.close()
+
+
+def log_provider(name: str, error: BaseException) -> None:
+    """Log the error of a provider that was closed."""
+    fields = {events.ERROR_TYPE: error_type(error), events.ERROR: summary_of(error)}
+    structlog.get_logger("qworker").error(events.PROVIDER_FAILED, **{events.PROVIDER: name}, **fields)
 
 
 def receive_setup(parent: socket.socket) -> ChildSetup | None:
@@ -207,28 +228,41 @@ def _exactly(parent: socket.socket, count: int) -> bytes | None:
     return bytes(data)
 
 
-def _run(handlers: Handlers, request: RunRequest, parent: socket.socket) -> RunReply:
+def _run(handlers: Handlers, providers: WorkerProviders, request: RunRequest, parent: socket.socket) -> RunReply:
     logs.RUNNING.set(Running(request))
     lease = LeaseCheck(parent)
     try:
-        function, signature = handlers.found(request.module, request.qualname)
+        found = handlers.found(request)
         parent.sendall(to_frame(RunReply(how="begun")))
-        return _outcome(function, signature, request, lease)
+        return _outcome(found, providers, request, lease)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
         return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))
     finally:
         lease.end()
 
 
-def _outcome(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: LeaseCheck) -> RunReply:
+def _outcome(found: Found, providers: WorkerProviders, request: RunRequest, lease: LeaseCheck) -> RunReply:
     try:
-        args, kwargs = arguments(signature, request, lease)
-        problem = not_run_error(function(*args, **kwargs))
-        if problem is not None:
-            raise problem
+        context, args, kwargs = arguments(found.signature, request, lease)
+        if found.runner is not None:
+            return returned(found.runner.run_sync(context, args, kwargs, providers), request)
+        if found.signature.takes_injected:
+            args.insert(0, context)
+        return returned(found.function(*args, **kwargs), request)
     except (Retry, Fail) as error:
         return decided(error)
-    return RunReply(how="returned")
+
+
+def returned(value: Any, request: RunRequest) -> RunReply:
+    """Return the reply for the value of a handler.
+
+    Raises:
+        TypeError: The value is a coroutine or generator, so the handler has not run.
+    """
+    problem = not_run_error(value)
+    if problem is not None:
+        raise problem
+    return RunReply(how="returned", result=encode_result(value) if request.keep_result else None)
 
 
 def decided(error: Retry | Fail) -> RunReply:
@@ -239,8 +273,8 @@ def decided(error: Retry | Fail) -> RunReply:
 
 def arguments(
     signature: Signature, request: RunRequest, lease: LeaseCheck, state: Any = None
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a handler.
+) -> tuple[Context, list[Any], dict[str, Any]]:
+    """Return the context of a handler and its arguments.
 
     Args:
         signature: The handler's signature.
@@ -258,20 +292,25 @@ def arguments(
             raise UsageError(f"the message {message.id} is not an envelope")
         headers = envelope.headers
         args, kwargs = signature.convert(envelope.args, envelope.kwargs)
-    if signature.takes_injected:
-        args.insert(
-            0,
-            Context(
-                lease=Lease(message=message, token=request.token, expires_at=0.0),
-                task=request.name,
-                deadline=request.deadline,
-                headers=headers,
-                state=state,
-                max_tries=request.max_tries,
-                lease_lost=lease.is_lost,
-            ),
-        )
-    return args, kwargs
+    context = Context(
+        lease=Lease(message=message, token=request.token, expires_at=0.0),
+        task=request.name,
+        deadline=request.deadline,
+        headers=headers,
+        state=state,
+        max_tries=request.max_tries,
+        lease_lost=lease.is_lost,
+    )
+    return context, args, kwargs
+
+
+class Found(NamedTuple):
+    """A handler that was found by its name."""
+
+    function: Callable[..., Any]
+    signature: Signature
+    # None: nothing runs around it.
+    runner: AttemptRunner | None
 
 
 class Handlers:
@@ -294,15 +333,24 @@ class Handlers:
         self._place = app
         self._app: Any = None
         self._main: SimpleNamespace | None = None
-        self._known: dict[tuple[str, str], tuple[Callable[..., Any], Signature]] = {}
+        self._known: dict[tuple[str, str, str | None], Found] = {}
 
-    def found(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
-        """Return the function of that name, and its signature."""
-        known = self._known.get((module, qualname))
+    def found(self, request: RunRequest) -> Found:
+        """Return the handler of a message.
+
+        Raises:
+            UsageError: The worker has hooks around it, and here it has none.
+        """
+        key = request.module, request.qualname, request.message.queue if request.raw else None
+        known = self._known.get(key)
         if known is None:
-            known = self._known[module, qualname] = self._find(module, qualname)
+            known = self._known[key] = self._find(*key)
             if self._logging is not None:
                 logs.show_standard_logging(*self._logging)
+        if request.has_hooks and (known.runner is None or not known.runner.hooks):
+            raise UsageError(
+                f"task {request.name!r} has hooks, but not when its module is imported again: register it on import"
+            )
         return known
 
     def module(self, name: str) -> Any:
@@ -323,15 +371,19 @@ class Handlers:
             self._app = app
         return self._app
 
-    def _find(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
+    def _find(self, module: str, qualname: str, raw_queue: str | None) -> Found:
         if self._place is not None and _is_importable(self._place[0], module):
             self.app()
         target: Any = self.module(module)
         for part in qualname.split("."):
             target = getattr(target, part)
+        if raw_queue is not None:
+            target = getattr(target, RAW_HANDLERS, {}).get(raw_queue, target)
         if isinstance(target, Handler):
-            return target.function, target.signature
-        return target, Signature(target, Context)
+            return Found(target.function, target.signature, target.runner)
+        signature = Signature(target, Context)
+        runner = AttemptRunner(target, signature.name, "process", signature.takes_injected, provided=signature.provided)
+        return Found(target, signature, runner if runner.is_needed else None)
 
     def _script(self) -> SimpleNamespace:
         if self._main is None:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -48,6 +49,22 @@ def check_importable(handler: Handler) -> None:
         raise UsageError(
             f"task {handler.name!r}: process=True needs a function at the top level of a module: move it there"
         )
+    if _has_hooks(handler) and not _is_under_its_name(handler):
+        raise UsageError(
+            f"task {handler.name!r}: process=True with hooks needs the task under its own name in the module"
+        )
+
+
+def _has_hooks(handler: Handler) -> bool:
+    return handler.runner is not None and bool(handler.runner.hooks)
+
+
+def _is_under_its_name(handler: Handler) -> bool:
+    """Return whether a child process that looks for the function finds the task, or the function of a raw handler."""
+    found: Any = sys.modules.get(handler.function.__module__)
+    for part in handler.function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is (handler.function if isinstance(handler, RawHandler) else handler)
 
 
 def _flags() -> list[str]:
@@ -189,11 +206,15 @@ class ProcessRunner:
         async with self._slots:
             timer = _Timer(delivery, handler.options.timeout)
             try:
-                return await self._run(
+                reply = await self._run(
                     self._request(delivery, handler), timer.start, lambda: delivery.is_lost(self._clock.monotonic())
                 )
             finally:
                 timer.cancel()
+        if isinstance(reply, BaseException):
+            return reply
+        delivery.result = reply.result
+        return _error(reply)
 
     async def close(self) -> None:
         """End all processes."""
@@ -220,11 +241,13 @@ class ProcessRunner:
             token=delivery.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
             max_tries=handler.options.max_tries,
+            keep_result=delivery.keep_result,
+            has_hooks=_has_hooks(handler),
         )
 
     async def _run(
         self, request: RunRequest, begun: Callable[[], None], is_lost: Callable[[], bool]
-    ) -> BaseException | None:
+    ) -> RunReply | BaseException:
         try:
             child = self._free_child()
         except OSError as error:
@@ -237,7 +260,7 @@ class ProcessRunner:
             self._kill(child)
             raise
         self._idle.append(child)
-        return _error(reply)
+        return reply
 
     def _free_child(self) -> HandlerProcess:
         self._still_ending()
