@@ -6,6 +6,7 @@ Every event of a message has `message_id`, `task`, `queue`, `tries` and `token`.
 from __future__ import annotations
 
 __all__ = [
+    "ARGUMENTS_REFUSED",
     "BACKEND_RECOVERED",
     "BACKEND_UNAVAILABLE",
     "CONCURRENCY_LIMITED",
@@ -87,6 +88,8 @@ HANDLER_STUCK = "handler_stuck"
 FAILURE_NOT_REPORTED = "failure_not_reported"
 # Level warning, once for each name. The app has no task and no raw handler for the message, which is released.
 UNKNOWN_TASK = "unknown_task"
+# Level warning, once for each task. The arguments of a call do not fit the signature. The message is released.
+ARGUMENTS_REFUSED = "arguments_refused"
 
 # -- a worker's life ---------------------------------------------------------------------------------------------------
 

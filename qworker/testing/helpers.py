@@ -109,7 +109,8 @@ class _MemoryStore:
 async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures: bool = False) -> WorkerCounts:
     """Run a worker in this process until no message is ready or leased in the app's queues. Delayed messages stay.
 
-    In code without an event loop, use `asyncio.run(run_until_idle(tasks))`.
+    In code without an event loop, use `asyncio.run(run_until_idle(tasks))`. Arguments that do not fit the signature
+    fail immediately, whatever `Tasks(unknown_for=...)` is.
 
     Args:
         tasks: The app.
@@ -130,7 +131,12 @@ async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures
     worker = Worker(tasks, WorkerOptions(burst=True, concurrency=concurrency))
     failures = _Failures()
     worker.observers.append(failures)
-    await worker.run()
+    # No deploy runs here.
+    patience, tasks.unknown_for = tasks.unknown_for, 0.0
+    try:
+        await worker.run()
+    finally:
+        tasks.unknown_for = patience
     if raise_failures and failures.first is not None:
         raise failures.first
     return worker.counts
