@@ -281,7 +281,7 @@ class Tasks(Generic[State]):
         if queue is not None:
             check_existing_queue(check_text("queue", queue))
         there = self._destination()
-        _check_included(other, self)
+        self._check_included(other)
         moved, moved_raw = list(other.registered_tasks.values()), list(other.raw_handlers.values())
         names = [there.prefix + prefix + task.name for task in moved]
         raw_queues = [there.queue or queue or handler.queue for handler in moved_raw]
@@ -304,6 +304,23 @@ class Tasks(Generic[State]):
             app, prefix, queue = inclusion.app, inclusion.prefix + prefix, inclusion.queue or queue
             hooks = (*app.hooks, *hooks)
         return _Destination(app, prefix, queue, hooks)
+
+    def _check_included(self, other: Any) -> None:
+        """Check that an app can be included."""
+        if not isinstance(other, Tasks):
+            raise UsageError(f"include() takes the Tasks object of another app (got {shown(other)})")
+        inclusion = other._inclusion  # noqa: SLF001
+        if inclusion is not None:
+            what = "the included app" if inclusion.example is None else f"task {inclusion.example!r}"
+            whose = "this app" if inclusion.app is self else "another app"
+            raise UsageError(f"{what} already belongs to {whose}: include its app once")
+        if other is self._destination().app:
+            raise UsageError("an app cannot include itself: include the app of a library in it")
+        if other.lifespan is not None or other._header_sources:  # noqa: SLF001
+            what = "a lifespan" if other.lifespan is not None else "header sources"
+            raise UsageError(
+                f"the included app has {what}, which include() does not move: give that to the app that includes it"
+            )
 
     def _check_free(self, names: list[str], raw_queues: list[str]) -> None:
         for name in names:
@@ -607,7 +624,7 @@ class _Decorator(Generic[State]):
         if self._on_failure is not None:
             check_holds(self._tasks._url, name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             task.on_failure = self._on_failure
-        self._tasks._register(task)  # noqa: SLF001
+        self._tasks._register(task)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         return task
 
 
@@ -630,24 +647,6 @@ def _check_imports(imports: Any) -> tuple[str, ...]:
 
 def _is_module(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
-
-
-def _check_included(other: Any, app: Tasks[Any]) -> None:
-    """Check that an app can be included."""
-    if not isinstance(other, Tasks):
-        raise UsageError(f"include() takes the Tasks object of another app (got {shown(other)})")
-    inclusion = other._inclusion  # noqa: SLF001
-    if inclusion is not None:
-        what = "the included app" if inclusion.example is None else f"task {inclusion.example!r}"
-        whose = "this app" if inclusion.app is app else "another app"
-        raise UsageError(f"{what} already belongs to {whose}: include its app once")
-    if other is app._destination().app:  # noqa: SLF001
-        raise UsageError("an app cannot include itself: include the app of a library in it")
-    if other.lifespan is not None or other._header_sources:  # noqa: SLF001
-        what = "a lifespan" if other.lifespan is not None else "header sources"
-        raise UsageError(
-            f"the included app has {what}, which include() does not move: give that to the app that includes it"
-        )
 
 
 def _check(function: Any, decorator: str) -> None:
