@@ -11,7 +11,7 @@ Call          a call that is not enqueued yet, for `tasks.enqueue_many`
 Hook          code around handlers: `Tasks(hooks=[...])`, `@tasks.task(hooks=[...])`
 Attempt       one run of a handler, as its hooks see it
 provide       the default of a parameter that the worker fills
-FailedCall    what an `on_failure` task gets: a call that has failed for good
+FailedCall    what an `on_failure` task gets: a call that has failed permanently
 Message       one unit of work in a queue
 Draft         a message to be published
 State         where a stored message is

@@ -184,7 +184,7 @@ class Tasks(Generic[State]):
             hold: Seconds from the enqueue for which the id of a call stays taken although its message is gone, or a
                 timedelta. It counts for calls that have an id.
             hooks: What runs around its attempts, inside the hooks of the app, the outermost first.
-            on_failure: The task that is enqueued, with a `FailedCall`, once when a message has failed for good.
+            on_failure: The task that is enqueued, with a `FailedCall`, once when a message has failed permanently.
 
         Raises:
             DuplicateTask: The name is already used.

@@ -158,7 +158,7 @@ class EncodedResult(msgspec.Struct, frozen=True):
 def encode_result(value: Any) -> EncodedResult:
     """Encode the value of a handler as arguments are encoded.
 
-    A value that cannot be encoded is no error of the attempt: the work is done, and an attempt more would repeat it.
+    A value that cannot be encoded does not fail the attempt: the work is done, and another attempt would repeat it.
     """
     try:
         body = _encode(value)

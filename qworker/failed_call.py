@@ -1,4 +1,4 @@
-"""The report of a call that has failed for good: what `on_failure` of a task enqueues."""
+"""The report of a call that has failed permanently: what `on_failure` of a task enqueues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOLD = 86_400.0
 
 
 class FailedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that has failed for good, as the argument of an `on_failure` task.
+    """A call that has failed permanently, as the argument of an `on_failure` task.
 
     Attributes:
         id: The id of its message.

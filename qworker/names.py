@@ -28,6 +28,8 @@ __all__ = [
     "check_key",
     "check_queue",
     "counted",
+    "failure_id",
+    "failure_id_text",
     "forms_of_all",
     "id_forms",
     "is_existing_queue_name",

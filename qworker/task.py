@@ -129,7 +129,7 @@ class Handler:
         kind: Where it runs: `async` (on the event loop), `thread` or `process`.
         signature: The parameters that a call must fill.
         takes_context: Whether the worker gives it a `Context` as its first argument.
-        on_failure: The task that is enqueued when a message has failed for good.
+        on_failure: The task that is enqueued when a message has failed permanently.
         hooks: The hooks of its app and its own, the outermost first.
         runner: Runs its attempts. None: nothing runs around it, so the worker calls the function.
     """

@@ -17,6 +17,7 @@ from qworker_file.id_index import remove_id
 from qworker_file.id_place import Place, record_move
 from qworker_file.names import given_id, parse_item, reason_name, with_tries
 from qworker_file.open_queue import OpenQueue
+from qworker_file.report_holds import ReportHolds
 from qworker_file.store import Store
 
 __all__ = ["delete_queue", "pause", "remove", "requeue", "resume"]
@@ -33,7 +34,10 @@ async def requeue(store: Store, browser: FileBrowser, selection: Selection) -> i
     """
     queue, files = browser.queue, browser.files
     moved: list[str] = []
+    holds = ReportHolds(store)
     for number, file in enumerate(await browser.select(selection, State.FAILED)):
+        # Before the move: a failure that comes after it is reported.
+        await holds.free([browser.message_id(file)])
         item = file.item if parse_item(file.item) is None else with_tries(file.item, 0)
         record_move(files, item, Place("queue", item), Place("fail", file.name))
         try:

@@ -21,7 +21,7 @@ from qworker.kit.parts import WHOLE, bad_part
 from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_queue, failure_id
 from qworker.url import BackendURL
 from qworker_memory.store import MemoryEntry, MemoryQueue, MemoryStore, MemoryWaiter
 
@@ -253,7 +253,9 @@ class MemoryBackend(Backend):
         """Make failed messages ready again."""
         selection.require_failed()
         with self._store.lock:
-            count = self._require(queue).requeue(selection)
+            requeued = self._require(queue).requeue(selection)
+            self._store.free_holds([failure_id(message_id) for message_id in requeued])
+            count = len(requeued)
         if count:
             self._store.wake(queue)
         return count

@@ -280,14 +280,14 @@ class MemoryQueue:
             retention=retention,
         )
 
-    def requeue(self, selection: Selection) -> int:
-        """Make failed messages ready again and return their number."""
+    def requeue(self, selection: Selection) -> list[str]:
+        """Make failed messages ready again and return their ids."""
         chosen = [entry for entry in self.select(selection) if entry.state is State.FAILED]
         for entry in chosen:
             entry.error = None
             entry.message = msgspec.structs.replace(entry.message, tries=0, deaths=0)
             self.put(entry, State.READY)
-        return len(chosen)
+        return [entry.message.id for entry in chosen]
 
 
 class MemoryStore:
@@ -298,6 +298,13 @@ class MemoryStore:
         self.queues: dict[str, MemoryQueue] = {}
         self.waiters: set[MemoryWaiter] = set()
         self.history = MemoryHistory()
+
+    def free_holds(self, ids: Sequence[str]) -> None:
+        """End the holds of ids in every queue."""
+        for content in self.queues.values():
+            if content.holds:
+                for message_id in ids:
+                    content.holds.pop(message_id, None)
 
     def get_or_create(self, queue: str) -> MemoryQueue:
         """Return a queue. Create it if it does not exist."""

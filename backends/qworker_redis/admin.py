@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from qworker.errors import QueueNotFound
+from qworker.errors import InvalidName, QueueNotFound
 from qworker.message import FinishedMessage, QueueStats, Selection, State, to_microseconds
-from qworker.names import check_existing_queue
+from qworker.names import check_existing_queue, failure_id
 from qworker_redis.bulk import delete_staged
 from qworker_redis.codec import encode_text, read_enqueued_at
 from qworker_redis.connection import Argument
@@ -23,6 +23,7 @@ __all__ = [
     "count_too_large",
     "delete_queue",
     "discard_call",
+    "free_report_holds",
     "ids_and_times",
     "in_batches",
     "make_stats",
@@ -143,6 +144,37 @@ async def requeue(
     if not calls:
         await read_rows(pool, "stats", queue, ())
     return sum([await _count(pool, "requeue", queue, call) for call in calls])
+
+
+async def free_report_holds(pool: ConnectionPool, queues: Sequence[str], queue: str, selection: Selection) -> None:
+    """Free the holds of the reports of failures, so that the next failure is reported again.
+
+    Args:
+        pool: The connections of the backend.
+        queues: All queues: a report is a message of any of them.
+        queue: The queue of the messages that are to be requeued.
+        selection: These messages.
+    """
+    held = [name for name in queues if await pool.command(queue_slot(name), "EXISTS", queue_key(name, "holds"))]
+    if not held:
+        return
+    if selection.state is None:
+        ids = selection.ids if selection.ids is not None else [one.id for one in selection.unchanged or ()]
+    else:
+        found = await pool.command(queue_slot(queue), "ZRANGE", queue_key(queue, "fail"), 0, -1)
+        ids = [one.decode() for one in cast("list[bytes]", found)]
+    for batch in in_batches(map(encode_text, _report_ids(ids))):
+        for name in held if batch else ():
+            await pool.command(queue_slot(name), "ZREM", queue_key(name, "holds"), *batch)
+
+
+def _report_ids(ids: Iterable[str]) -> Iterator[str]:
+    for message_id in ids:
+        try:
+            yield failure_id(message_id)
+        except InvalidName:
+            # No message has it.
+            continue
 
 
 async def remove(

@@ -20,6 +20,7 @@ from qworker_redis.admin import (
     count_too_large,
     delete_queue,
     discard_call,
+    free_report_holds,
     read_rows,
     read_stats,
     remove,
@@ -204,6 +205,7 @@ class RedisBackend(Backend):
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again, with tries 0."""
+        await free_report_holds(self._pool, await self._register.names(), queue, selection)
         return await requeue(self._pool, queue, selection, self.stats)
 
     async def remove(self, queue: str, selection: Selection) -> int:

@@ -83,17 +83,17 @@ def check_hooks(hooks: object) -> tuple[Hook, ...]:
     return tuple(_checked(hook) for hook in cast("list[object]", hooks))
 
 
-def _checked(hook: object) -> Hook:
+def _checked(hook: Any) -> Hook:
+    if isinstance(hook, Hook):
+        _check_kinds(hook)
+        return hook
     if isinstance(hook, type) and issubclass(hook, Hook):
         raise UsageError(f"hooks takes objects (got the class {hook.__name__}): write {hook.__name__}()")
-    if not isinstance(hook, Hook):
-        raise UsageError(f"a hook must be an object of a subclass of Hook (got {shown(hook)})")
-    _check_kinds(hook)
-    return hook
+    raise UsageError(f"a hook must be an object of a subclass of Hook (got {shown(cast('object', hook))})")
 
 
 def _check_kinds(hook: Hook) -> None:
-    kinds: object = hook.kinds
+    kinds = cast("object", hook.kinds)
     if not isinstance(kinds, (frozenset, set)) or not cast("frozenset[object]", kinds) <= _KINDS:
         words = ", ".join(sorted(_KINDS))
         raise UsageError(f"hook {_name(hook)}: kinds must be a set of {words} (got {shown(hook.kinds)})")

@@ -36,7 +36,7 @@ def provide(f: Callable[..., T], *, scope: Scope = "attempt") -> T: ...
 
 
 def provide(f: Callable[..., Any], *, scope: Scope = "attempt") -> Any:
-    """Let the worker fill a parameter: write it as the parameter's default. It is no part of the message.
+    """Let the worker fill a parameter: write it as the parameter's default. The message does not have it.
 
     Args:
         f: The provider: a function, or a generator with one `yield`, whose rest runs when the attempt or the worker

@@ -19,7 +19,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from typing import Any
+from typing import Any, cast
 
 from qworker.attempt.injection import Provider
 from qworker.context import Context
@@ -201,14 +201,14 @@ def manager_of(generator: Any) -> AbstractContextManager[Any]:
     """Return a generator that runs already as a context manager."""
 
     def begun() -> Generator[Any, None, None]:
-        return generator  # type: ignore[no-any-return]
+        return cast("Generator[Any, None, None]", generator)
 
     return contextmanager(begun)()
 
 
 def _async_manager_of(generator: Any) -> AbstractAsyncContextManager[Any]:
     def begun() -> AsyncGenerator[Any, None]:
-        return generator  # type: ignore[no-any-return]
+        return cast("AsyncGenerator[Any, None]", generator)
 
     return asynccontextmanager(begun)()
 

@@ -17,6 +17,7 @@ from qworker.cell import Cell, CellOp
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
+from qworker.failed_call import reported_by
 from qworker.history.event import Event
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
@@ -51,6 +52,7 @@ Code = Literal[
     "wrong-queue",
     "suspect",
     "held",
+    "report",
 ]
 
 
@@ -115,7 +117,7 @@ async def explain(
     error = stored.error
     if stored.state is not State.FAILED and stored.message.tries and "retry_errors" in backend.deviations:
         error = _told_error(history) or error
-    reasons = [*await _by_state(backend, stored, error, clock.time()), *unreadable]
+    reasons = [*await _by_state(backend, stored, error, clock.time()), *_report(stored), *unreadable]
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         if stored.message.deaths:
             reasons.append(Reason("suspect", _suspicion(stored.message.deaths)))
@@ -162,6 +164,13 @@ async def _hold(backend: Backend, queue: str, message_id: str, stored: StoredMes
         return []
     also = "" if stored is None else ", also when the message is gone"
     return [Reason("held", f"its id is held until{_time(end)}: another message with it is not stored before{also}")]
+
+
+def _report(stored: StoredMessage) -> list[Reason]:
+    """Explain a call of an `on_failure` task."""
+    opened = open_envelope(unpack(stored.message).body)
+    found = reported_by(opened.headers) if isinstance(opened, Envelope) else None
+    return [] if found is None else [Reason("report", f"it reports the failure of {found[1]} ({found[0]})")]
 
 
 def _not_found(queue: str, glance: QueueGlance) -> Reason:

@@ -77,7 +77,7 @@ class Delivery(msgspec.Struct, eq=False):
     keep_result: bool = False
     result: EncodedResult | None = None
     settlement: Settlement | None = None
-    # Why a message failed for good, and whether its report is still to be stored, before it is failed.
+    # Why a message failed permanently, and whether its report is still to be stored, before it is failed.
     code: FailureCode = "error"
     unreported: bool = False
     # True from the moment at which its settlement may be on its way: no extension starts any more.
@@ -108,7 +108,7 @@ class Delivery(msgspec.Struct, eq=False):
         return error
 
     def fail(self, error: str, code: FailureCode = "error") -> None:
-        """Decide that the message has failed for good."""
+        """Decide that the message has failed permanently."""
         self.code = code
         self.unreported = self.handler is not None and self.handler.on_failure is not None
         self.settle(SettleAction.FAIL_PERM, error=error)

@@ -367,8 +367,13 @@ class _HandlerCall:
             try:
                 waiting = enter(step, sent)
             except StopIteration as end:
-                return self._delivery.take_value(end.value)
+                value, delivery = end.value, self._delivery
+                # Most handlers return nothing, and a call would cost more than the rest of this line.
+                return None if value is None and not delivery.keep_result else delivery.take_value(value)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
+                # The error's traceback has this frame: without the delivery, which will have the error, there is no
+                # circle that only the collector ends.
+                del self._delivery
                 return error
             try:
                 sent = yield waiting

@@ -38,8 +38,8 @@ class FailureReports:
     async def store(self, delivery: Delivery) -> None:
         """Store the report of a delivery whose message is to be failed.
 
-        If the lease is lost before it is stored, the settlement is withdrawn: whoever gets the message next reports it.
-        If it can never be stored, that is logged, and the message fails without a report.
+        If the lease is lost before it is stored, the settlement is withdrawn: the next worker that gets the message
+        reports it. If it can never be stored, that is logged, and the message fails without a report.
         """
         delivery.unreported = False
         try:

@@ -6,13 +6,13 @@ A marked line that is no longer an error is one itself (`warn_unused_ignores`, `
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, assert_type
 
-from qworker import Backoff, Call, Context, Job, Message, Task, Tasks
+from qworker import Attempt, Backoff, Call, Context, FailedCall, Hook, Job, Message, Task, Tasks, provide
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,6 +76,76 @@ def stored(function: Callable[P, R]) -> Callable[Concatenate[Context, P], R]:
 @tasks.task
 @stored
 def decorated(row: int) -> None: ...
+
+
+# -- hooks, injection and failures -------------------------------------------------------------------------------------
+
+
+class Timing(Hook):
+    async def around(self, attempt: Attempt, go: Callable[[], Awaitable[object]]) -> object:
+        return await go()
+
+    def around_sync(self, attempt: Attempt) -> Iterator[None]:
+        yield
+
+    def publishing(self, call: Call) -> Call:
+        return call.with_headers({"a": "b"})
+
+
+class Managed(Hook):
+    kinds = frozenset({"thread"})
+
+    def around_sync(self, attempt: Attempt) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+hooked = Tasks("memory://", lifespan=lifespan, hooks=[Timing(), Managed()])
+assert_type(hooked, Tasks[Pool])
+
+
+async def session(context: Context) -> AsyncIterator[Pool]:
+    yield Pool()
+
+
+def connection() -> Iterator[Pool]:
+    yield Pool()
+
+
+async def connect() -> Pool:
+    return Pool()
+
+
+def make_pool() -> Pool:
+    return Pool()
+
+
+assert_type(provide(session), Pool)
+assert_type(provide(connection), Pool)
+assert_type(provide(connect), Pool)
+assert_type(provide(make_pool, scope="worker"), Pool)
+provide(make_pool, scope="app")  # type: ignore[call-overload]
+
+
+@hooked.task
+async def alert(failed: FailedCall, db: Pool = provide(session)) -> None:
+    assert_type(failed.args, list[Any])
+
+
+@hooked.task(hooks=[Timing()], on_failure=alert)
+async def pay(context: Context[Pool], order: int, db: Pool = provide(session), *, note: str = "") -> int:
+    return order
+
+
+@hooked.task
+async def wrong_provider(order: int, db: int = provide(session)) -> None: ...  # type: ignore[assignment]
+
+
+async def injected() -> None:
+    assert_type(await pay.enqueue(1, note="x"), Job)
+    assert_type(await pay(1, db=Pool()), int)
+    await pay.enqueue("1")  # type: ignore[arg-type]
+    await pay.enqueue(1, note=5)  # type: ignore[arg-type]
+    await pay.enqueue()  # type: ignore[call-arg]
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------
