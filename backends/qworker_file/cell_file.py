@@ -199,6 +199,7 @@ class CellFile:
         if file_name(cell.group).startswith(_DIGEST):
             header.group = cell.group
         self._temporary = f"{TEMPORARY}{version}"
+        self._is_moved = False
         self.fd = create_file(self._temporary, files.tmp, files.item_mode)
         try:
             write_all(self.fd, _encoder.encode(header) + b"\n" + cell.value)
@@ -243,6 +244,7 @@ class CellFile:
             # A lost reply, as above.
             if find_inode(self._name, group) != self._inode:
                 raise
+        self._is_moved = True
 
     def has_entry(self, group: int) -> bool:
         """Return whether anything has its name."""
@@ -253,4 +255,5 @@ class CellFile:
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
-            try_unlink(self._temporary, self._tmp)
+            if not self._is_moved:
+                try_unlink(self._temporary, self._tmp)

@@ -253,8 +253,11 @@ class QueueReaper:
                 continue
             try:
                 found = os.stat(name, dir_fd=self._files.tmp, follow_symlinks=False)
-                # The modification time of a cell is the moment at which it expires.
-                if (found.st_ctime if name.startswith(TEMPORARY) else found.st_mtime) < oldest:
+                is_old = found.st_mtime < oldest
+                if name.startswith(TEMPORARY):
+                    # The modification time of a cell is the moment at which it expires, and 0 if it does not.
+                    is_old = found.st_ctime < oldest or (is_old and found.st_mtime_ns != 0)
+                if is_old:
                     _unlink(name, self._files.tmp)
             except FileNotFoundError:
                 # It was published in the meantime.

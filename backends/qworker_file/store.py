@@ -55,6 +55,8 @@ class Store(DirectoryStore[OpenQueue]):
         self.holder = Holder(detached=detached)
         self.expiries = ExpiryClock()
         self.cell_hub = CellHub()
+        # The name of the file of one cell of a group, by queue and group: where a close looks first.
+        self.live_cells: dict[tuple[str, str], str] = {}
         # The triggers to which this store listens, by queue.
         self._triggers: dict[str, Trigger] = {}
         # The leases of other processes that were observed in queues which are not open now.

@@ -379,7 +379,7 @@ class CellsContract(Contract):
         watch = CellWatch(case.queue, "g", "n", "seen")
         async with asyncio.timeout(_DEADLINE):
             await case.backend.wait([], _ENDLESS, [watch])
-            await carry_out(case, put("n"))
+            assert (await carry_out_one(case, put("n"))).done
             await case.backend.wait([], _ENDLESS, [watch])
             await case.backend.wait([case.queue], _ENDLESS, [CellWatch(case.queue, "g", "n")])
 

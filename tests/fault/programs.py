@@ -4,6 +4,7 @@
     python programs.py hold URL LEDGER COUNT               publish messages under the same held ids in every process
     python programs.py work URL LEDGER [CONCURRENCY]       work until the queue is empty; log each message that ran
     python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran or is acked
+    python programs.py cells URL LEDGER FIRST              change cells, from a number on; log each before and after
     python programs.py bulk URL LEDGER PARTS ROWS          stage, seal and publish a job
     python programs.py watch URL LEDGER                    reap, lease and ack for ever; log each round and each message
 
@@ -18,11 +19,13 @@ import asyncio
 import os
 import secrets
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import qworker.bulk
 from qworker import Context, Draft, Message, Tasks
 from qworker.backend.registry import open_backend
+from qworker.cell import Cell, CellAction, CellOp
 from qworker.errors import BackendError
 from qworker.message import SettleAction, Settlement
 from qworker.worker import Worker, WorkerOptions
@@ -80,15 +83,59 @@ async def hold(url: str, ledger: Ledger, count: int) -> None:
 
 
 async def _until_stored(backend, drafts: list[Draft], ledger: Ledger) -> None:
+    await _until_done(lambda: backend.publish(QUEUE, drafts), ledger)
+
+
+async def _until_done(call: Callable[[], Awaitable[object]], ledger: Ledger) -> None:
     for attempt in range(100):
         try:
-            await backend.publish(QUEUE, drafts)
+            await call()
         except BackendError as error:
             ledger.write("errors", f"{type(error).__name__}")
             await asyncio.sleep(0.01 * min(attempt, 10))
         else:
             return
     raise SystemExit("the store never said yes")
+
+
+# The changes of the program `cells`: what is done to which cell, and the version that it must have, if any.
+CHANGES: list[tuple[CellAction, str, str | None]] = [
+    ("put", "a", ""),
+    ("put", "b", None),
+    ("put", "a", None),
+    ("put", "a", "current"),
+    ("delete", "b", None),
+    ("close", "", None),
+    ("delete", "a", "current"),
+    ("close", "", None),
+    ("put", "a", None),
+    ("put", "b", ""),
+    ("put", "a", "current"),
+]
+
+
+def cell_value(number: int) -> bytes:
+    """The value that the change of a number puts: whole if its last bytes are there."""
+    return b"%d:%b:%d" % (number, b"x" * 5000, number)
+
+
+async def cells(url: str, ledger: Ledger, first: int) -> None:
+    """Make changes to two cells of a group, each again until the store has said yes."""
+    backend = open_backend(url)
+    await _until_done(lambda: backend.create(QUEUE), ledger)
+    for number in range(first, len(CHANGES)):
+        ledger.write("attempted", number)
+        await _until_done(lambda number=number: make_change(backend, number, *CHANGES[number]), ledger)
+        ledger.write("acked", number)
+    await backend.aclose()
+
+
+async def make_change(backend, number: int, do: CellAction, name: str, only: str | None) -> None:
+    """Make one change."""
+    if only == "current":
+        (found,) = await backend.cells(QUEUE, [CellOp("get", Cell("g", name))])
+        only = None if found.cell is None else found.cell.version
+    await backend.cells(QUEUE, [CellOp(do, Cell("g", name, cell_value(number), ttl=1e6 if number % 2 else None), only)])
 
 
 def make_tasks(url: str, ledger: Ledger) -> Tasks:
@@ -158,6 +205,8 @@ def main(arguments: list[str]) -> None:
         asyncio.run(publish(url, ledger, int(rest[0]), int(rest[1])))
     elif program == "hold":
         asyncio.run(hold(url, ledger, int(rest[0])))
+    elif program == "cells":
+        asyncio.run(cells(url, ledger, int(rest[0])))
     elif program == "bulk":
         asyncio.run(bulk(url, ledger, int(rest[0]), int(rest[1])))
     elif program == "ack":
