@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, assert_type
 
-from qworker import Attempt, Backoff, Call, Context, FailedCall, Hook, Job, Message, Task, Tasks, provide
+from qworker import Attempt, Backoff, Call, Context, FailedCall, Hook, Job, Message, NamedTask, Task, Tasks, provide
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -176,3 +176,10 @@ def registering(function: Callable[[int], None], task: Task[[int], None]) -> Non
     tasks.raw_handler(function)  # type: ignore[call-arg, arg-type]
     Tasks(url=5)  # type: ignore[arg-type]
     task.call("1")  # type: ignore[arg-type]
+
+
+named = plain.named("mail.count", queue="mail", result=int)
+assert_type(named, NamedTask[int])
+assert_type(named.using(delay=60), NamedTask[int])
+assert_type(plain.named("mail.send"), NamedTask[Any])
+plain.include(Tasks(), prefix="lib.", queue="lib")
