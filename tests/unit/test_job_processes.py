@@ -23,9 +23,9 @@ KINDS = ("async", "thread", "process")
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[Tasks]:
-    job_app.url = f"file://{tmp_path}/spool?sync=off"
+    job_app._replace_url(f"file://{tmp_path}/spool?sync=off")
     yield job_app
-    job_app.url = None
+    job_app._replace_url(None)
 
 
 @pytest.mark.parametrize("parent", KINDS)
