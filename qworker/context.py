@@ -91,7 +91,7 @@ def _finish(future: asyncio.Future[None]) -> None:
 
 
 class AttemptControl(Protocol):
-    """What the runner of an attempt tells its context. From any thread."""
+    """What the runner of an attempt reports to its context. From any thread."""
 
     @property
     def reason(self) -> CancelReason | None:

@@ -92,7 +92,7 @@ class WorkerLoops:
         self.feeder.interrupt()
 
     def notice_stopping(self) -> None:
-        """Tell the handlers that the worker stops. Idempotent."""
+        """Let the handlers know that the worker stops. Idempotent."""
         if not self.state.stopping.is_set():
             self.state.stopping.set()
             self.processes.notice_stopping()

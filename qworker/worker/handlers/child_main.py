@@ -169,7 +169,7 @@ class LeaseCheck:
                 self._link.send(RunReply(how="progress", progress=progress))
 
     def begin_wait(self) -> None:
-        """Tell the parent that the handler waits for another job. From any of the handler's threads.
+        """Report to the parent that the handler waits for another job. From any of the handler's threads.
 
         Raises:
             UsageError: Too many handlers of the worker wait.
@@ -182,7 +182,7 @@ class LeaseCheck:
             self._waits += 1
 
     def end_wait(self) -> None:
-        """Tell the parent that the handler continues."""
+        """Report to the parent that the handler continues."""
         with self._lock:
             self._waits -= 1
             if not self._over and self._waits == 0:
@@ -190,7 +190,7 @@ class LeaseCheck:
                     self._link.send(RunReply(how="resumed"))
 
     def end(self) -> None:
-        """Tell and ask the parent nothing more, because it waits for the next message."""
+        """Send the parent nothing more, because it waits for the next message."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()

@@ -110,7 +110,7 @@ class HandlerProcess:
 
         Args:
             request: The message.
-            attempt: Is told and asked what happens while the handler runs.
+            attempt: Takes what happens while the handler runs, and answers questions.
             stopping: Returns whether the worker stops already.
 
         Raises:
@@ -137,7 +137,7 @@ class HandlerProcess:
             await asyncio.get_running_loop().sock_sendall(self._socket, to_frame(value))
 
     async def notice_stopping(self) -> None:
-        """Tell the handler that the worker stops."""
+        """Let the handler know that the worker stops."""
         try:
             # Before the set-up, the child expects nothing else.
             if self._set_up:
@@ -318,7 +318,7 @@ class ProcessRunner:
         self._overdrawn += 1
 
     def notice_stopping(self) -> None:
-        """Tell the handlers that run, and those that start later, that the worker stops."""
+        """Let the handlers know that run, and those that start later, that the worker stops."""
         self._stopping = True
         for child in self._busy:
             self._notice(child)
