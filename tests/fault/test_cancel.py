@@ -18,7 +18,7 @@ from qworker.message import Draft, Query, Selection, SettleAction, Settlement, S
 from tests.fault.harness import KILL, Books, Launcher, fault, kill, start
 from tests.support.depth import DEPTH
 from tests.support.servers import RedisServer, free_port
-from tests.support.waiting import wait_for
+from tests.support.waiting import let_pass, wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -116,7 +116,7 @@ async def _race(url: str, cancelled: set[str], published: set[str]) -> None:
         published.update(names)
         await backend.publish(QUEUE, [Draft(body=name.encode(), id=name) for name in names])
         draw.shuffle(names)
-        await asyncio.sleep(draw.choice((0, 0.001, 0.003, 0.01)))
+        await let_pass(draw.choice((0, 0.001, 0.003, 0.01)))
         for at in range(0, 10, 5):
             found = await backend.cancel(QUEUE, Selection(ids=names[at : at + 5]), "race")
             cancelled.update(one.id for one in found if one.state in WAITING)
@@ -196,6 +196,6 @@ async def _cancel_all(url: str, cancelled: dict[str, State], done: threading.Eve
                 if one.state in WAITING:
                     cancelled[name] = one.state
             if draw.random() < 0.3:
-                await asyncio.sleep(0.002)
+                await let_pass(0.002)
     done.set()
     await backend.aclose()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 from qworker import Context, Tasks
 from qworker.retry import Backoff
+from tests.support.waiting import block_for
 
 __all__ = ["tasks"]
 
@@ -69,10 +69,10 @@ async def suspect_parent(context: Context, child: str, n: int) -> int:
 def walk_process(context: Context) -> int:
     for number in range(1, 4):
         context.progress(number, 3, data={"pid": os.getpid()})
-        time.sleep(0.7)
+        block_for(0.7)
     return os.getpid()
 
 
 @tasks.task(result=60, process=True)
 def sleep_process() -> None:
-    time.sleep(60)
+    block_for(60)
