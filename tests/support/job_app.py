@@ -33,7 +33,9 @@ def add_process(n: int) -> int:
 @tasks.task(result=60)
 async def parent_async(context: Context, child: str, n: int) -> int:
     # The same child if the parent runs again.
-    value: int = await (await tasks[child].using(id=f"child-{context.message.id}").enqueue(n)).result(timeout=40)
+    value: int = await (await tasks[child].using(id=f"child-{context.message.id}", hold=600).enqueue(n)).result(
+        timeout=40
+    )
     return value
 
 
@@ -61,7 +63,9 @@ async def suspect_child(context: Context, n: int) -> int:
 async def suspect_parent(context: Context, child: str, n: int) -> int:
     if context.attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    value: int = await (await tasks[child].using(id=f"child-{context.message.id}").enqueue(n)).result(timeout=40)
+    value: int = await (await tasks[child].using(id=f"child-{context.message.id}", hold=600).enqueue(n)).result(
+        timeout=40
+    )
     return value
 
 
