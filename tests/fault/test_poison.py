@@ -271,15 +271,31 @@ def test_a_child_that_cannot_start_the_app_clears_no_suspicion_and_counts_no_try
     assert poisoned.started() == {"poison-state": 3}
 
 
+HIDDEN = """
+import asyncio
+import hidden_app
+from qworker import logs
+from qworker.worker.worker import Worker
+from qworker.worker.worker_options import WorkerOptions
+logs.configure(True, "info")
+asyncio.run(Worker(hidden_app.apps[0], WorkerOptions(burst=True)).run())
+"""
+
+
 def test_an_app_that_no_child_can_import_is_reported_when_the_worker_starts(poisoned: Poisoned) -> None:
-    for hidden in (False, True):
-        if hidden:
-            source = (poisoned.folder / "poison_app.py").read_text().replace("tasks = Tasks(", "apps = [Tasks(", 1)
-            source = source.replace("lifespan=lifespan)", "lifespan=lifespan)]", 1).replace("@tasks.", "@apps[0].")
-            (poisoned.folder / "poison_app.py").write_text(source + "\ndef __getattr__(name):\n    return apps[0]\n")
-        log = poisoned.folder / f"log-{hidden}"
-        with log.open("wb") as output, poisoned.worker("--burst", "--log-format", "json", output=output) as worker:
-            assert worker.wait(timeout=20) == 0
-        events = Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
+    """The command line has a name for every app that it runs. A script can run one that has none."""
+    source = (poisoned.folder / "poison_app.py").read_text().replace("tasks = Tasks(", "apps = [Tasks(", 1)
+    source = source.replace("lifespan=lifespan)", "lifespan=lifespan)]", 1).replace("@tasks.", "@apps[0].")
+    (poisoned.folder / "hidden_app.py").write_text(source)
+    (poisoned.folder / "run_hidden.py").write_text(HIDDEN)
+    commands = {
+        False: poisoned.command("run", "poison_app:tasks", "--burst", "--log-format", "json"),
+        True: [sys.executable, "run_hidden.py"],
+    }
+    for hidden, command in commands.items():
+        done = subprocess.run(
+            command, cwd=poisoned.folder, env=poisoned.environment, stderr=subprocess.PIPE, timeout=20, check=True
+        )
+        events = Counter(json.loads(line)["event"] for line in done.stderr.splitlines())
         assert events["worker_started"] == 1
         assert events["isolation_disabled"] == hidden

@@ -38,6 +38,12 @@ def refusal(attempt, kind=UsageError) -> str:
     return str(raised.value)
 
 
+async def close(app: Tasks) -> None:
+    """Close its backends, also that of the background loop, before their server ends."""
+    await app.aclose()
+    await asyncio.to_thread(lambda: app._run_sync(app.aclose()))
+
+
 def nothing() -> None: ...
 
 
@@ -66,6 +72,7 @@ async def test_a_task_that_this_process_does_not_have_is_enqueued_by_its_name(st
     sent: list[tuple[Any, str]] = []
     await run_until_idle(worker)
     assert sent == [(1, "")]
+    await close(web)
 
 
 async def test_a_named_task_that_the_app_has_takes_its_options_and_checks_arguments(tasks):
@@ -189,7 +196,7 @@ async def test_an_included_task_is_enqueued_to_the_store_of_the_app_and_run_ther
     assert (await run_until_idle(app)).acked == 8
     assert sorted(vars(lib)["ran"]) == list(range(1, 9))
     assert lib.url == store_url
-    await app.aclose()
+    await close(app)
 
 
 async def test_the_jobs_of_an_included_task_follow_it(store_url):
