@@ -16,7 +16,6 @@ from qworker.jobs.cancel import finish_all_cancels, finish_cancels, list_cancels
 from qworker.jobs.source import JobSource
 from qworker.message import Selection
 from qworker.testing import FakeClock
-from qworker.testing.wait_until import wait_until
 from qworker.worker.cancel_repair import CancelRepair
 from tests.support.waiting import block_for, give_turns, work_for
 from tests.support.worker_state import make_state
