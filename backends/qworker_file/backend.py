@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.offers import QueueGlance
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import DirectoryHistory
 from qworker.kit.directory.opener import StoreOpener
@@ -132,7 +133,7 @@ class FileBackend(Backend):
         with store_errors(f"lease from {queue!r}"):
             return await store.lease(queue, limit, visibility, notified=notified)
 
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
         """Wait for a publish, a return to ready, a due time, the end of a pause, or a listing that finds something."""
         await wait_for_work(self._stores.open(), queues, timeout)
 
@@ -159,6 +160,12 @@ class FileBackend(Backend):
             store.close_unused()
             opened = None if store.has_nothing_to_reap(check_existing_queue(queue)) else store.get(queue)
             return 0 if opened is None else await store.reap(opened)
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Carry out operations on cells."""
+        raise NotImplementedError
 
     # -- queues --------------------------------------------------------------------------------------------------------
 

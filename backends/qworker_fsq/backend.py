@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
 from qworker.kit.directory.opener import StoreOpener
@@ -61,6 +62,7 @@ class FsqBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "items are taken in the order of their names",
         "unique_key": "the standard has no keys",
+        "cells": "the standard has messages only",
         "hold": "the standard keeps no ids of messages that are gone",
         "given_ids": "an id contains the time, the process and the host of its creation",
         "fields": "an item has a name and its contents",
@@ -138,8 +140,9 @@ class FsqBackend(Backend):
             with opened.files:
                 return list(await opened.lease(min(limit, store.room()), visibility))
 
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
         """Wait for an enqueue, a pulled trigger, a due time, the end of a pause, or the end of a lock."""
+        refuse_watches("fsq", self.deviations, cells)
         await wait_for_work(self._stores.open(), queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
@@ -162,6 +165,12 @@ class FsqBackend(Backend):
             store.close_unused()
             opened = None if store.has_nothing_to_reap(check_existing_queue(queue)) else store.get(queue)
             return 0 if opened is None else await reap(store, opened, expire=self._has_remote_holders)
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Refuse: the standard has messages only."""
+        raise no_cells("fsq", self.deviations)
 
     # -- queues --------------------------------------------------------------------------------------------------------
 

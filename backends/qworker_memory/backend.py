@@ -13,6 +13,7 @@ from typing import ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend.deviations import check_hold
+from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.store import NO_HISTORY
 from qworker.kit.max_body import DEFAULT_MAX_BODY, MAX_BODY, check_bodies, max_body
@@ -120,12 +121,12 @@ class MemoryBackend(Backend):
             now = self._clock.time()
             return content.lease(limit, self._name or "memory", now, now + visibility, self.max_body)
 
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """Wait for a ready message. The wait also ends when a message becomes due."""
-        waiter = MemoryWaiter(queues)
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
+        """Wait for a ready message or a cell. The wait also ends when a message becomes due, or a cell expires."""
+        waiter = MemoryWaiter(queues, cells)
         with self._store.lock:
             self._store.waiters.add(waiter)
-            seconds = self._store.seconds_until_ready(queues, self._clock.time())
+            seconds = self._store.seconds_until_wake_up(queues, cells, self._clock.time())
         try:
             if seconds > 0:
                 await waiter.wait(min(timeout, seconds))
@@ -169,6 +170,15 @@ class MemoryBackend(Backend):
             oldest_first = sorted(content.in_state(state), key=MemoryEntry.row)
             for entry in keep.choose_old([(entry.at, entry) for entry in oldest_first], now):
                 content.remove(entry)
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Carry out operations on cells."""
+        check_cell_ops(ops)
+        check_queue(queue)
+        with self._store.lock:
+            return self._store.change_cells(queue, ops, self._clock.time())
 
     # -- queues ------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from qworker import log_events as events
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.errors import QueueNotFound
 from qworker.history.memory import MemoryHistory
 from qworker.kit.browse import Chosen, Place, browse_rows
@@ -33,6 +34,7 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import new_id, to_message_id
+from qworker_memory.cells import MemoryCells
 
 __all__ = ["MemoryEntry", "MemoryQueue", "MemoryStore", "MemoryWaiter"]
 
@@ -110,6 +112,7 @@ class MemoryQueue:
         self.heaps: dict[State, list[_Row]] = {State.READY: [], State.DELAYED: [], State.LEASED: []}
         # The ends of holds by id, in Unix seconds. As in a directory, the first lease makes a hold.
         self.holds: dict[str, float] = {}
+        self.cells = MemoryCells()
         self.paused = False
         self.next_order = 0
 
@@ -255,6 +258,7 @@ class MemoryQueue:
         due = self.make_ready(State.DELAYED, now)
         expired = self.make_ready(State.LEASED, now)
         self.holds = {message_id: end for message_id, end in self.holds.items() if end > now}
+        self.cells.sweep(now)
         for entry in expired:
             entry.holder = None
             entry.count_try("the lease expired", died=True)
@@ -329,6 +333,34 @@ class MemoryStore:
                 soonest = min(soonest, delayed.at - now)
         return soonest
 
+    def seconds_until_wake_up(self, queues: Sequence[str], watches: Sequence[CellWatch], now: float) -> float:
+        """Return the seconds until a wait ends, if nothing is published or put in the meantime."""
+        return min(self.seconds_until_ready(queues, now), self._seconds_until_change(watches, now))
+
+    def _seconds_until_change(self, watches: Sequence[CellWatch], now: float) -> float:
+        """Return the seconds until a watched cell has another version, if nothing is put in the meantime."""
+        soonest = float("inf")
+        for watch in watches:
+            content = self.queues.get(watch.queue)
+            version = "" if content is None else content.cells.version(watch.group, watch.name, now)
+            if version != watch.version:
+                return 0.0
+            if content is not None and version:
+                soonest = min(soonest, content.cells.expires_at(watch.group, watch.name) - now)
+        return soonest
+
+    def change_cells(self, queue: str, ops: Sequence[CellOp], now: float) -> list[CellReply]:
+        """Carry out operations on cells. A put creates the queue."""
+        content = self.queues.get(queue)
+        if content is None:
+            content = self.get_or_create(queue) if any(op.do == "put" for op in ops) else MemoryQueue(queue)
+        replies = [content.cells.carry_out(op, now) for op in ops]
+        changed = frozenset((op.cell.group, op.cell.name) for op in ops if op.do in {"put", "delete"})
+        for waiter in tuple(self.waiters):
+            if any(watch.queue == queue and (watch.group, watch.name) in changed for watch in waiter.cells):
+                waiter.wake()
+        return replies
+
     def get_leased(self, lease: Lease) -> tuple[MemoryQueue, MemoryEntry] | None:
         """Return the entry of a lease, with its queue; None if the lease is lost."""
         content = self.queues.get(lease.message.queue)
@@ -387,10 +419,11 @@ class MemoryStore:
 class MemoryWaiter:
     """One call of `wait`. It may be woken from another thread."""
 
-    __slots__ = ("_event", "_loop", "_thread", "queues")
+    __slots__ = ("_event", "_loop", "_thread", "cells", "queues")
 
-    def __init__(self, queues: Sequence[str]) -> None:
+    def __init__(self, queues: Sequence[str], cells: Sequence[CellWatch]) -> None:
         self.queues = frozenset(queues)
+        self.cells = cells
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._event = asyncio.Event()

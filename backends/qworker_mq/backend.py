@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Self, TypeVar
 import msgspec
 
 from qworker.backend import Backend
-from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
@@ -59,6 +60,7 @@ class MqBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "mq has no priorities",
         "unique_key": "mq has no keys",
+        "cells": "mq has messages only",
         "hold": "mq keeps no ids of messages that are gone",
         "given_ids": "an mq id is a UUID; only such ids can be given",
         "fields": "a message consists of its contents only",
@@ -159,8 +161,9 @@ class MqBackend(Backend):
         root.mover.sweep()
         return await lease_messages(root.store, root.reaper, queue, limit, visibility)
 
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
         """Wait for a wake-up from this process or the directories, or until a message is due."""
+        refuse_watches("mq", self.deviations, cells)
         with store_errors(self._doing):
             # A wait uses its queues one after another.
             root = self._roots.open()
@@ -188,6 +191,12 @@ class MqBackend(Backend):
             count = root.reaper.reap(check_queue(queue))
             await root.store.clean_up_records(queue)
             return count
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Refuse: mq has messages only."""
+        raise no_cells("mq", self.deviations)
 
     # -- queues --------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Self, cast
 import msgspec
 
 from qworker.backend import Backend
+from qworker.backend.deviations import no_cells, refuse_watches
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import InvalidURL
 from qworker.kit.parts import WHOLE
@@ -43,6 +45,7 @@ class QworkerServerBackend(Backend):
     """
 
     deviations: ClassVar[Mapping[str, str]] = {
+        "cells": "the server has no endpoint for them",
         "keep_done": "the server's own URL decides which messages are kept",
         "max_body": "the server's own URL and --max-body-size decide how large a body can be",
         "max_body_stored": "the server's own URL decides which messages are leased",
@@ -107,8 +110,9 @@ class QworkerServerBackend(Backend):
         await wait_for_ready(self, queue, limit, timeout)
         return await keep_or_release(native_calls.lease(self._server, queue, limit, visibility), self.settle)
 
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
         """Let the server wait for a message."""
+        refuse_watches("mq+http", self.deviations, cells)
         await native_calls.wait(self._server, queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
@@ -122,6 +126,12 @@ class QworkerServerBackend(Backend):
     async def reap(self, queue: str) -> int:
         """Let the server reap, as it does every second anyway."""
         return await native_calls.call_for_count(self._server, "reap", queue)
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Refuse: the server has no endpoint for them."""
+        raise no_cells("mq+http", self.deviations)
 
     # -- queues --------------------------------------------------------------------------------------------------------
 

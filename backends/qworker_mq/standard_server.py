@@ -15,7 +15,8 @@ from typing import ClassVar, NoReturn, Self
 from urllib.parse import quote
 
 from qworker.backend import Backend
-from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable, NotSupported, PublishUncertain
 from qworker.kit.wait import check_limit
@@ -53,6 +54,7 @@ class StandardServerBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "mq has no priorities",
         "unique_key": "mq has no keys",
+        "cells": "mq has messages only",
         "hold": "mq keeps no ids of messages that are gone",
         "given_ids": "the server makes the ids",
         "fields": "a message consists of its contents only",
@@ -145,8 +147,9 @@ class StandardServerBackend(Backend):
             leases.append(Lease(message=message, token=int(now * 1e6), expires_at=now + visibility))
         return leases
 
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
         """Wait a moment, because only a fetch shows whether there is a message."""
+        refuse_watches("mq+http", self.deviations, cells)
         await asyncio.sleep(min(timeout, _POLL * random.uniform(0.5, 1.0)))
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
@@ -167,6 +170,12 @@ class StandardServerBackend(Backend):
     async def reap(self, queue: str) -> int:
         """Do nothing, because the server's mover returns messages."""
         return 0
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Refuse: mq has messages only."""
+        raise no_cells("mq+http", self.deviations)
 
     # -- queues --------------------------------------------------------------------------------------------------------
 

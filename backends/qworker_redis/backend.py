@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Self
 
 from qworker.backend import Backend
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.doctor_check import Check
 from qworker.kit.max_body import check_bodies
@@ -120,7 +121,7 @@ class RedisBackend(Backend):
             return await self._leaser.lease_or_wait(queue, limit, visibility, timeout)
         return await self._leaser.lease(queue, limit, visibility)
 
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
         """Wait for a wake-up, or until a message becomes due."""
         for queue in queues:
             self._leaser.drop_empty(check_queue(queue))
@@ -137,6 +138,12 @@ class RedisBackend(Backend):
     async def reap(self, queue: str) -> int:
         """Make expired and due messages ready, and remove finished messages whose retention has ended."""
         return await self._reaper.reap(check_queue(queue))
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Carry out operations on cells."""
+        raise NotImplementedError
 
     # -- queues ------------------------------------------------------------------------------------------------------
 

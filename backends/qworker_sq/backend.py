@@ -9,8 +9,9 @@ from typing import ClassVar, Self
 import msgspec
 
 from qworker.backend import Backend
-from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
 from qworker.backend.offers import Follower
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
 from qworker.kit.directory.opener import Opener
@@ -42,6 +43,7 @@ class SqBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a log has one order",
         "unique_key": "a log keeps no index of keys",
+        "cells": "a log has records only",
         "hold": "a log keeps no index of ids that are gone",
         "empty_bodies": "a record of length 0 is the end of the log",
         "fields": "a record consists of its bytes only",
@@ -107,8 +109,9 @@ class SqBackend(Backend):
         with store.in_use.using(queue):
             return await _claim(store, queue, limit, visibility)
 
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
         """Wait for a publish, a release, the death of the owner, or the moment at which a message becomes due."""
+        refuse_watches("sq", self.deviations, cells)
         await wait_for_work(self._stores.open(), queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
@@ -140,6 +143,12 @@ class SqBackend(Backend):
         with store.in_use.using(queue):
             channel = await store.get_channel(queue)
             return 0 if channel is None else await reap_channel(channel)
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Refuse: a log has records only."""
+        raise no_cells("sq", self.deviations)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 

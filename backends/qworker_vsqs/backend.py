@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
 from qworker.kit.directory.opener import Opener
@@ -41,6 +42,7 @@ class VsqsBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "the order is that of the ids",
         "unique_key": "the protocol has no keys",
+        "cells": "the protocol has messages only",
         "hold": "the protocol keeps no ids of messages that are gone",
         "given_ids": "an id is the time of its creation",
         "fields": "a message consists of its contents only",
@@ -124,8 +126,9 @@ class VsqsBackend(Backend):
         directory.leases.update(leases)
         return leases
 
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
         """Wait for a message, for the end of a lease, or for a delay to be over."""
+        refuse_watches("vsqs", self.deviations, cells)
         await wait_for_work(self._stores.open(), queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
@@ -164,6 +167,12 @@ class VsqsBackend(Backend):
         if count:
             store.wake_all()
         return count
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Refuse: the protocol has messages only."""
+        raise no_cells("vsqs", self.deviations)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.store import NO_HISTORY, HistoryStore
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
@@ -164,16 +165,23 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """Wait until one of `queues` may have a message to lease, for up to `timeout` seconds.
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
+        """Wait until one of `queues` may have a message to lease, or a cell has changed, for up to `timeout` seconds.
 
         The wake-up is a hint. The call may return early although nothing is ready, and it may miss a message of another
         process until the timeout. It does not miss a message that was published after the last `lease` of this instance
         that gave nothing. If this process cannot hold another lease, the call waits until one ends.
 
+        The call returns at once if a cell has another version than its watch says. It subscribes, then looks, then
+        sleeps, and looks again about once per second. So it misses no change, whenever the caller has read the cell.
+
         Args:
-            queues: Names of the queues.
+            queues: Names of the queues. They can be none if there are cells.
             timeout: Seconds to wait.
+            cells: The cells, each with the version that the caller has seen.
+
+        Raises:
+            NotSupported: There are cells, and the backend deviates from the rule `cells`.
         """
 
     @abc.abstractmethod
@@ -218,6 +226,30 @@ class Backend(abc.ABC):
         Every worker calls it about once per second. It must cost little if there is nothing to do.
         """
 
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Carry out operations on the cells of a queue, in their order, and return their replies in the same order.
+
+        Each operation is one atomic step. The batch is not: after an error, the first operations may have happened. A
+        refused operation does not stop those after it. Everything is durable when the call returns (see `durability`).
+
+        A put is refused if its condition does not hold, or if the stored cell has a higher rank. An expired cell is
+        absent: it is not returned, it has no rank, and a put "only if absent" replaces it. A queue that does not exist
+        has no cells. A put creates it. Cells do not depend on the messages: a paused queue has them too, and `delete`
+        deletes them.
+
+        If an error leaves the outcome unknown, the call can be repeated. A put is then stored once more, unless its
+        condition tells that it was stored, and a conditional delete that had happened is refused.
+
+        Raises:
+            UsageError: A name, a value, a rank or a lifetime is out of its range (`qworker.cell.check_cell_ops`).
+                Nothing has changed.
+            StorageFull: The disk or the memory is full.
+            NotSupported: The backend deviates from the rule `cells`.
+        """
+
     # -- queues --------------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -237,7 +269,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def delete(self, queue: str) -> None:
-        """Delete a queue with all of its messages. Idempotent."""
+        """Delete a queue with all of its messages and cells. Idempotent."""
 
     @abc.abstractmethod
     async def stats(self, queue: str) -> QueueStats:

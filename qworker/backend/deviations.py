@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from qworker.cell import CellWatch
 from qworker.errors import NotSupported, UsageError
 from qworker.message import Draft
 
-__all__ = ["check_hold", "refuse_unsupported"]
+__all__ = ["check_hold", "no_cells", "refuse_unsupported", "refuse_watches"]
 
 # For each rule: the property that a draft asks for, and what to do instead.
 _ASKED = {
@@ -19,6 +20,7 @@ _ASKED = {
     "argv": ("arguments", "put them into the body"),
     "delay": ("delays", "publish without one"),
     "empty_bodies": ("empty bodies", "put something into the body"),
+    "cells": ("cells", "use redis: or file:"),
 }
 
 
@@ -77,5 +79,29 @@ def refuse_unsupported(
 
 def _refuse(rule: str, scheme: str, deviations: Mapping[str, str]) -> None:
     if rule in deviations:
-        what, instead = _ASKED[rule]
-        raise NotSupported(f"{scheme}: does not support {what} ({deviations[rule]}): {instead}")
+        raise _unsupported(rule, scheme, deviations)
+
+
+def _unsupported(rule: str, scheme: str, deviations: Mapping[str, str]) -> NotSupported:
+    what, instead = _ASKED[rule]
+    return NotSupported(f"{scheme}: does not support {what} ({deviations[rule]}): {instead}")
+
+
+def refuse_watches(scheme: str, deviations: Mapping[str, str], cells: Sequence[CellWatch]) -> None:
+    """Refuse to wait for cells.
+
+    Raises:
+        NotSupported: There are cells to wait for.
+    """
+    if cells:
+        raise no_cells(scheme, deviations)
+
+
+def no_cells(scheme: str, deviations: Mapping[str, str]) -> NotSupported:
+    """Return the error of a backend that deviates from the rule `cells`.
+
+    Args:
+        scheme: The backend's scheme, for the error.
+        deviations: `Backend.deviations`.
+    """
+    return _unsupported("cells", scheme, deviations)

@@ -58,6 +58,7 @@ RULES: dict[str, str] = {
     " otherwise: it is leased",
     "fields": "a message can have fields",
     "argv": "a message can have argv",
+    "cells": "a queue has cells",
     "many_queues": "a store can have several queues",
 }
 

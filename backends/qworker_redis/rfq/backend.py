@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.doctor_check import Check
 from qworker.kit.max_body import check_bodies
@@ -58,6 +59,7 @@ class RfqBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a list has one order; rfq's own publish --front puts a message first",
         "unique_key": "rfq has no keys",
+        "cells": "rfq has messages only",
         "hold": "rfq keeps no ids of messages that are gone",
         "given_ids": "an rfq id is a UUID of 32 hex digits; only such ids can be given",
         "keep_done": "an ack is rfq's commit, which deletes the message",
@@ -135,8 +137,9 @@ class RfqBackend(Backend):
             return await self._leaser.lease_or_wait(queue, limit, visibility, timeout)
         return await self._leaser.lease(queue, limit, visibility)
 
-    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+    async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
         """Wait until one of the lists has an element, or until a message becomes due."""
+        refuse_watches("rfq", self.deviations, cells)
         for queue in queues:
             self._leaser.drop_empty(check_existing_queue(queue))
         await self._waiter.wait(queues, timeout)
@@ -152,6 +155,12 @@ class RfqBackend(Backend):
     async def reap(self, queue: str) -> int:
         """Harvest the expired messages of qworker's own consumers, make due messages ready, and prune failed ones."""
         return await self._reaper.reap(check_existing_queue(queue))
+
+    # -- cells ---------------------------------------------------------------------------------------------------------
+
+    async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
+        """Refuse: rfq has messages only."""
+        raise no_cells("rfq", self.deviations)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
