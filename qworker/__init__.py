@@ -6,6 +6,7 @@ Context       what a handler can know about its own attempt: annotate the first 
 Retry         raise it in a handler to run the message again later
 Fail          raise it in a handler to keep the message as failed
 Backoff       the delays of a task's retries
+Schedule      a call and its times, for `tasks.schedules.sync`
 Job           an enqueued call: its id and its queue
 Call          a call that is not enqueued yet, for `tasks.enqueue_many`
 Message       one unit of work in a queue
@@ -35,6 +36,7 @@ from qworker.decision import Fail, Retry
 from qworker.errors import LeaseLost, QworkerError
 from qworker.message import Draft, Message, State
 from qworker.retry import Backoff
+from qworker.schedules.schedule import Schedule
 from qworker.task import Call, Job, Task
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "Message",
     "QworkerError",
     "Retry",
+    "Schedule",
     "State",
     "Task",
     "Tasks",

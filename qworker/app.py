@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -21,6 +21,9 @@ from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
 from qworker.retry import DEFAULT_BACKOFF, Backoff
+from qworker.schedules.code import CodeSchedule, check_scheme
+from qworker.schedules.control import Schedules
+from qworker.schedules.schedule import CatchUp, Overlap
 from qworker.settings import backend_url
 from qworker.task import Call, Job, RawHandler, Task, TaskOptions
 from qworker.validation import check_headers, check_text, shown
@@ -37,6 +40,7 @@ else:
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+AnyTask = TypeVar("AnyTask", bound=Task[..., Any])
 
 # `enqueue_many` publishes this many at a time, so that a generator of a million calls needs no memory for them.
 _BATCH = 1000
@@ -61,6 +65,7 @@ class Tasks(Generic[State]):
         clock: The clock of its backends. Tests set a fake one before the first call.
         registered_tasks: The tasks by name.
         raw_handlers: The raw handlers by queue.
+        schedules: Puts, removes, pauses and lists schedules.
     """
 
     @exact_options
@@ -77,6 +82,7 @@ class Tasks(Generic[State]):
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
+        self.schedules = Schedules(self)
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = weakref.WeakKeyDictionary()
         # The last backend that was used. Each call needs it, and most apps have a single loop.
         self._latest: _LoopBackend | None = None
@@ -154,6 +160,81 @@ class Tasks(Generic[State]):
         )
         decorator = _Decorator(self, name, options)
         return decorator if function is None else decorator(function)
+
+    @exact_options
+    def cron(
+        self,
+        expression: str,
+        *,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        tz: str = "UTC",
+        catch_up: CatchUp = "latest",
+        overlap: Overlap = "allow",
+    ) -> Callable[[AnyTask], AnyTask]:
+        """Let the workers enqueue a call of a task at the times of a cron expression. Write it above `@tasks.task`.
+
+        A task can have several schedules. Each tick is enqueued once, however many workers there are.
+
+        Args:
+            expression: The minute, hour, day of the month, month and day of the week, or 6 fields with the seconds
+                first.
+            name: The name of the schedule. The default is the task's name.
+            args: The arguments of the calls.
+            tz: The time zone of the expression.
+            catch_up: What happens with the ticks that no worker was there for: `latest` runs the last of them, `all`
+                runs at most 100, `none` runs none. Ticks that are missed for longer than 20 periods, or for a day,
+                never run.
+            overlap: `skip`: a tick is skipped while the call of an earlier one waits or runs.
+
+        Raises:
+            UsageError: An option is not valid, or the name is already used.
+            NotSupported: The backend of the app's URL does not support schedules.
+        """
+
+        def register(task: AnyTask) -> AnyTask:
+            options = {"cron": expression, "tz": tz, "catch_up": catch_up, "overlap": overlap}
+            self._add_schedule(CodeSchedule(task, "@tasks.cron", name, args, options))
+            return task
+
+        return register
+
+    @exact_options
+    def every(
+        self,
+        seconds: float | timedelta,
+        *,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        catch_up: CatchUp = "latest",
+        overlap: Overlap = "allow",
+    ) -> Callable[[AnyTask], AnyTask]:
+        """Let the workers enqueue a call of a task at an interval. Write it above `@tasks.task`.
+
+        Args:
+            seconds: Whole seconds between two ticks, at least 1, or a timedelta. Ticks are its multiples since the
+                epoch, so a restart never shifts them.
+            name: See `cron`.
+            args: See `cron`.
+            catch_up: See `cron`.
+            overlap: See `cron`.
+
+        Raises:
+            UsageError: An option is not valid, or the name is already used.
+            NotSupported: The backend of the app's URL does not support schedules.
+        """
+
+        def register(task: AnyTask) -> AnyTask:
+            options = {"every": seconds, "catch_up": catch_up, "overlap": overlap}
+            self._add_schedule(CodeSchedule(task, "@tasks.every", name, args, options))
+            return task
+
+        return register
+
+    def _add_schedule(self, schedule: CodeSchedule) -> None:
+        if self._url is not None:
+            check_scheme(self._url)
+        self.schedules.add(schedule)
 
     @exact_options
     def raw_handler(

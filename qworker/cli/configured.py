@@ -54,7 +54,9 @@ OPTIONS = frozenset(_WRITTEN_DOWN.split())
 VARIABLES = frozenset(
     {"QWORKER_URL", "QWORKER_HTTP_TOKEN", "QWORKER_HEALTH", "QWORKER_REDIS_PASSWORD", "QWORKER_REDIS_SENTINEL_PASSWORD"}
 )
-_INTERNAL = frozenset({"QWORKER_CONTROL_FD", "QWORKER_HEALTH_FD", "QWORKER_REPLACES_PROCESS", "QWORKER_DEMO_LOG"})
+_INTERNAL = frozenset(
+    {"QWORKER_CONTROL_FD", "QWORKER_HEALTH_FD", "QWORKER_REPLACES_PROCESS", "QWORKER_DEMO_LOG", "QWORKER_COMMAND_START"}
+)
 
 # Only a variable that is this similar to an option gives a warning. Kubernetes sets variables such as
 # QWORKER_SERVICE_HOST for a service named qworker.

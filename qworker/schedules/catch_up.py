@@ -9,8 +9,8 @@ from qworker.schedules.timetable import Timetable, late_of
 
 __all__ = ["ON_TIME", "due_ticks"]
 
-# Seconds. A tick that is this late, because the worker was busy, is still on time. A step of the clock by more than this
-# counts as time in which ticks were missed.
+# Seconds. A tick that is this late, because the worker was busy, is still on time. A longer step of the clock counts as
+# time in which ticks were missed.
 ON_TIME = 10.0
 # Missed ticks that `all` runs at most.
 _MOST_MISSED = 100
@@ -18,8 +18,8 @@ _MOST_MISSED = 100
 
 def due_ticks(
     timetable: Timetable, catch_up: Literal["latest", "all", "none"], last: float, awake: float, now: float
-) -> tuple[list[int], int | None]:
-    """Return the ticks to enqueue, oldest first, and the last tick that has passed. None: none has passed.
+) -> tuple[list[int], list[int]]:
+    """Return the ticks to enqueue, and all that have passed, both with the oldest first.
 
     Args:
         timetable: The ticks.
@@ -31,10 +31,10 @@ def due_ticks(
     begin = max(last, now - late_of(timetable, now))
     passed = list(takewhile(lambda tick: tick <= now, timetable.after(begin)))
     if not passed:
-        return [], None
+        return [], []
     # A tick at the very moment of the start is on time.
     since = max(awake, now - ON_TIME)
     on_time = [tick for tick in passed if tick >= since]
     missed = [tick for tick in passed if tick < since]
     caught_up = {"latest": missed[-1:], "all": missed[-_MOST_MISSED:], "none": []}[catch_up]
-    return caught_up + on_time, passed[-1]
+    return caught_up + on_time, passed

@@ -6,8 +6,6 @@ it is paused.
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -16,25 +14,21 @@ from qworker.cell import MOST_VALUE, Cell, CellOp
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
 from qworker.message import Draft
-from qworker.schedules.timetable import MOST_LATE, Timetable, late_of, timetable_of, zone_of
+from qworker.schedules.timetable import MOST_LATE, Timetable, late_of, timetable_of
+from qworker.tick import TICK_HEADER, tick_header, tick_id
 
 __all__ = [
     "DEFINITION",
     "GROUP",
     "PAUSE",
     "TICK",
-    "TICK_HEADER",
     "Definition",
     "LastTick",
-    "TickOf",
     "cell_name",
     "definition_op",
     "last_tick_of",
     "read_definition",
-    "read_tick_header",
     "tick_cell",
-    "tick_id",
-    "tick_of_id",
 ]
 
 GROUP = "schedules"
@@ -42,14 +36,10 @@ DEFINITION = "definition"
 TICK = "tick"
 PAUSE = "pause"
 
-# The header of a tick's call: the tick in Unix seconds, the time zone and the name of the schedule.
-TICK_HEADER = "qworker-tick"
-
 # Seconds for which the id of a tick stays taken, at least.
 _LEAST_HOLD = 7200.0
 # Seconds for which a last tick is kept: longer than anything can be caught up, and than most periods.
 _TICK_KEPT = 400 * 86_400.0
-_ID = re.compile(r"cron:(.+):([0-9]{1,12})", re.DOTALL)
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,7 +82,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the message of a tick. None: that of a run out of turn."""
         headers = dict(self.headers)
         if tick is not None:
-            headers[TICK_HEADER] = f"{tick} {self.tz} {self.name}"
+            headers[TICK_HEADER] = tick_header(self.name, tick, self.tz)
         draft = Draft(
             body=EnvelopeEncoder(self.task).encode(tuple(self.args), self.kwargs, headers),
             task=self.task,
@@ -120,42 +110,9 @@ class LastTick(msgspec.Struct, frozen=True, omit_defaults=True):
     skipped: bool = False
 
 
-class TickOf(msgspec.Struct, frozen=True):
-    """The tick of a call: its schedule, its moment, and its time zone."""
-
-    schedule: str
-    moment: datetime
-    tz: str
-
-
 _encode = msgspec.json.Encoder().encode
 _decode_definition = msgspec.json.Decoder(Definition).decode
 _decode_tick = msgspec.json.Decoder(LastTick).decode
-
-
-def tick_id(name: str, tick: int) -> str:
-    """Return the id of a tick's message. All workers make the same one, so it is enqueued once."""
-    return f"cron:{name}:{tick}"
-
-
-def tick_of_id(given: str) -> tuple[str, int] | None:
-    """Return the name of the schedule and the tick of an id. None: it is not the id of a tick, or is hashed."""
-    found = _ID.fullmatch(given)
-    return None if found is None else (found[1], int(found[2]))
-
-
-def read_tick_header(text: str) -> TickOf | None:
-    """Return the tick that a header names. None: it is not valid."""
-    parts = text.split(" ", 2)
-    if len(parts) != 3 or not parts[0].isdecimal():
-        return None
-    try:
-        return TickOf(parts[2], datetime.fromtimestamp(int(parts[0]), zone_of(parts[1])), parts[1])
-    except (UsageError, OverflowError, ValueError, OSError):
-        try:
-            return TickOf(parts[2], datetime.fromtimestamp(int(parts[0]), UTC), "UTC")
-        except (OverflowError, ValueError, OSError):
-            return None
 
 
 def cell_name(kind: str, name: str) -> Cell:
@@ -163,9 +120,7 @@ def cell_name(kind: str, name: str) -> Cell:
     return Cell(GROUP, f"{kind}:{name}")
 
 
-def definition_op(
-    definition: Definition, rank: int, *, ttl: float | None = None, only: str | None = None
-) -> CellOp:
+def definition_op(definition: Definition, rank: int, *, ttl: float | None = None, only: str | None = None) -> CellOp:
     """Return the put of a definition.
 
     Raises:

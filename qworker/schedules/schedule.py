@@ -86,7 +86,9 @@ def check_name(name: Any) -> str:
     text = check_text("the name of a schedule", name)
     size = len(text.encode(errors="replace"))
     if not 0 < size <= _MOST_NAME or not text.isprintable():
-        raise UsageError(f"the name of a schedule must be printable text of 1 to {_MOST_NAME} bytes (got {shown(name)})")
+        raise UsageError(
+            f"the name of a schedule must be printable text of 1 to {_MOST_NAME} bytes (got {shown(name)})"
+        )
     return text
 
 

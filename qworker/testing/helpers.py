@@ -82,13 +82,17 @@ def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
         backend = open_backend(memory, clock=clock)
         return backend if refuse is None else _refusing(backend, refuse)
 
+    since = tasks.schedules.since
     tasks.clock = clock
+    # So that a test can advance its clock to a tick before it runs the first worker.
+    tasks.schedules.since = clock.time()
     tasks.url = memory
     vars(tasks)["_make_backend"] = make
     try:
         yield tasks
     finally:
         tasks.clock = before
+        tasks.schedules.since = since
         tasks.url = url
         if making is None:
             del vars(tasks)["_make_backend"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from qworker import log_events as events
 from qworker.message import Lease, SettleAction
+from qworker.schedules.code import supports_schedules
 from qworker.worker.consumers import Consumers
 from qworker.worker.delivery import CancelReason, Delivery
 from qworker.worker.executor import Executor, Runner
@@ -16,6 +17,7 @@ from qworker.worker.handlers.process_runner import ProcessRunner, app_place, pro
 from qworker.worker.handlers.thread_runner import ThreadRunner
 from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.reaper import Reaper
+from qworker.worker.scheduler import Scheduler
 from qworker.worker.settler import SENDERS, Settler
 from qworker.worker.state import WorkerState
 
@@ -54,11 +56,20 @@ class WorkerLoops:
         self.suspects = Consumers(state, executor, isolated=True)
         self.feeder = Feeder(state)
         self.reaper = Reaper(state)
+        has_schedules = state.options.schedules and supports_schedules(state.backend.deviations)
+        self.scheduler = Scheduler(state) if has_schedules else None
 
     def background(self) -> list[Callable[[], Any]]:
         """Return the loops that run with the feeder and until the handlers have finished. None ends by itself."""
         loops = [self.lease_extender.watch, self.reaper.run, self.consumers.watch, self.suspects.watch]
+        if self.scheduler is not None:
+            loops.append(self.scheduler.run)
         return [*[self.settler.run] * SENDERS, *loops]
+
+    async def before_leasing(self) -> None:
+        """Let a burst begin when the ticks that are due are enqueued: it ends when no message is left."""
+        if self.scheduler is not None and self.state.options.burst:
+            await self.scheduler.begun.wait()
 
     def release_waiting(self) -> None:
         """Release the messages that have not started."""

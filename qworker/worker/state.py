@@ -12,6 +12,7 @@ from qworker.clock import Clock
 from qworker.message import Lease
 from qworker.worker.delivery import Delivery, LeaseListener, Observer, WorkerCounts
 from qworker.worker.outage import Outage
+from qworker.worker.store_clock import StoreClock
 from qworker.worker.worker_options import WorkerOptions
 
 __all__ = ["WorkerEvents", "WorkerState"]
@@ -76,6 +77,7 @@ class WorkerState:
         settling: Messages whose settlement is on its way to the store. Their consumers are free.
         leftover_threads: Consumers whose thread has outlived its message.
         events: The receiver of what happens in the loops.
+        store_clock: The store's time.
     """
 
     app: Tasks
@@ -96,6 +98,11 @@ class WorkerState:
     settling: int = 0
     leftover_threads: int = 0
     events: WorkerEvents = field(init=False)
+    store_clock: StoreClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the store's clock of that of the app, which its backends have too."""
+        self.store_clock = StoreClock(self.app.clock)
 
     @property
     def begun(self) -> int:

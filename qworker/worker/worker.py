@@ -3,7 +3,8 @@
     feeder ──► consumers ──► executor ──► settler ──► the store
     (lease)    (deque)       (handlers)   (batches)      ▲
            lease extender: extends, in a thread ─────────┤
-                   reaper: returns what has expired ─────┘
+                   reaper: returns what has expired ─────┤
+                scheduler: enqueues the calls of schedules
 
 Each loop is a module and does not know the others. `WorkerLoops` connects them. This module starts them, and stops them
 in order.
@@ -33,6 +34,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, UsageError
 from qworker.kit.task_groups import background_tasks
 from qworker.logs import WorkerLog
+from qworker.schedules.code import check_deviations
 from qworker.worker import telemetry
 from qworker.worker.delivery import Delivery, Observer, RunningMessage, WorkerCounts
 from qworker.worker.handlers.process_runner import check_importable
@@ -159,6 +161,8 @@ class Worker:
             Exception: The error that ended a loop. Unfinished messages were released if the store allowed it.
         """
         backend = await self._tasks.backend()
+        if self._options.schedules and self._tasks.schedules.in_code:
+            check_deviations(backend.describe().partition(":")[0], backend.deviations)
         await self._create_queues(backend)
         switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
@@ -191,6 +195,7 @@ class Worker:
         finished = False
         try:
             async with background_tasks(*loops.background()):
+                await loops.before_leasing()
                 await loops.feeder.run()
                 finished = await self._finish(loops)
         finally:
