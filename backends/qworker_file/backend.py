@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.offers import QueueGlance
-from qworker.cell import CellOp, CellReply, CellWatch
+from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import DirectoryHistory
 from qworker.kit.directory.opener import StoreOpener
@@ -37,6 +37,8 @@ from qworker.url import BackendURL
 from qworker_file import admin
 from qworker_file.browse import FileBrowser
 from qworker_file.bulk import FileBulkStore
+from qworker_file.cell_wait import wait_for_either
+from qworker_file.cells import carry_out, reply_without_cells
 from qworker_file.deviations import DEVIATIONS
 from qworker_file.holds import held_until
 from qworker_file.lease import extend
@@ -134,8 +136,11 @@ class FileBackend(Backend):
             return await store.lease(queue, limit, visibility, notified=notified)
 
     async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
-        """Wait for a publish, a return to ready, a due time, the end of a pause, or a listing that finds something."""
-        await wait_for_work(self._stores.open(), queues, timeout)
+        """Wait for a publish, a return, a due time, the end of a pause, a listing that finds something, or a cell."""
+        if cells:
+            await wait_for_either(self._stores.open(), queues, timeout, cells)
+        else:
+            await wait_for_work(self._stores.open(), queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Extend leases, in the caller's thread."""
@@ -164,8 +169,13 @@ class FileBackend(Backend):
     # -- cells ---------------------------------------------------------------------------------------------------------
 
     async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
-        """Carry out operations on cells."""
-        raise NotImplementedError
+        """Carry out operations on cells. Without a put, no directory is made."""
+        check_cell_ops(ops)
+        check_existing_queue(queue)
+        with store_errors(f"use cells of {queue!r}"):
+            if not any(op.do == "put" for op in ops) and self._stores.open_existing() is None:
+                return [reply_without_cells(op) for op in ops]
+            return await self._stores.call(lambda store: carry_out(store, queue, ops))
 
     # -- queues --------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from qworker.kit.files import change_mode, has_entry, make_fifo, read_file, remo
 from qworker.kit.opening import create_file, open_directory, open_entry
 from qworker.kit.store_errors import DENIED, NOT_A_FILE, NOT_EMPTY
 
-__all__ = ["FORMAT", "QueueDir", "create_queue", "has_queue", "open_queue"]
+__all__ = ["FORMAT", "QueueDir", "create_queue", "has_queue", "open_part", "open_queue"]
 
 FORMAT = 1
 
@@ -46,6 +46,11 @@ class QueueDir(QueueFiles):
     def directories(self) -> dict[str, int]:
         """The descriptors of its directories, by their names."""
         return {part: getattr(self, part) for part in _PARTS}
+
+    @property
+    def directory_mode(self) -> int:
+        """The mode of its directories."""
+        return stat.S_IMODE(os.fstat(self.base).st_mode)
 
     @property
     def is_down(self) -> bool:
@@ -119,9 +124,9 @@ def open_queue(root: int, name: str) -> QueueDir | None:
         return None
     try:
         _check_format(opened)
-        mode = stat.S_IMODE(os.fstat(opened.base).st_mode)
+        mode = opened.directory_mode
         for part in _PARTS:
-            setattr(opened, part, _open_part(opened.base, part, mode))
+            setattr(opened, part, open_part(opened.base, part, mode))
         opened.trigger = _open_trigger(opened.base, mode)
     except FileNotFoundError:
         # It was deleted while it was being opened.
@@ -145,7 +150,12 @@ def _make_directory(name: str, mode: int, parent: int) -> None:
         os.close(fd)
 
 
-def _open_part(base: int, part: str, mode: int) -> int:
+def open_part(base: int, part: str, mode: int) -> int:
+    """Open a directory, which is created with this mode if it does not exist.
+
+    Raises:
+        FileNotFoundError: `base` was removed.
+    """
     try:
         return open_directory(part, base)
     except FileNotFoundError:

@@ -458,6 +458,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
     def close(self) -> None:
         """Close everything. Leases that are held end as if the process had died. Idempotent."""
         self._unwatch()
+        self._reaper.close()
         for lease in self.own.values():
             lease.lost = True
             lease.close()

@@ -22,6 +22,8 @@ from qworker.kit.directory.liveness import AbandonedFiles, has_died
 from qworker.kit.files import list_names, try_unlink
 from qworker.kit.planted import rename_file
 from qworker.kit.threads import BlockingCall, run_in_thread
+from qworker_file.cell_file import TEMPORARY
+from qworker_file.cell_sweep import CellSweeper
 from qworker_file.holder import DETACHED, parse_publisher
 from qworker_file.id_index import clean_up_index
 from qworker_file.id_place import Place, record_move
@@ -74,6 +76,7 @@ class QueueReaper:
         self._blocked = BlockedFiles(files.name, "lease", clock, self._records)
         self._marks = ClockMarks(files.workers)
         self._abandoned = AbandonedFiles(files.workers, clock)
+        self._sweeper = CellSweeper(files, clock)
         self._cleaned_at = self._tmp_cleaned_at = float("-inf")
 
     async def reap(self) -> list[str]:
@@ -109,7 +112,12 @@ class QueueReaper:
         if now - self._cleaned_at >= _CLEAN_UP:
             self._cleaned_at = now
             await self._clean_up()
+        await self._sweeper.sweep()
         return returned
+
+    def close(self) -> None:
+        """Leave the cells that are swept now. Idempotent."""
+        self._sweeper.close()
 
     def _is_over(
         self,
@@ -244,7 +252,9 @@ class QueueReaper:
                 _unlink(name, self._files.tmp)
                 continue
             try:
-                if os.stat(name, dir_fd=self._files.tmp, follow_symlinks=False).st_mtime < oldest:
+                found = os.stat(name, dir_fd=self._files.tmp, follow_symlinks=False)
+                # The modification time of a cell is the moment at which it expires.
+                if (found.st_ctime if name.startswith(TEMPORARY) else found.st_mtime) < oldest:
                     _unlink(name, self._files.tmp)
             except FileNotFoundError:
                 # It was published in the meantime.

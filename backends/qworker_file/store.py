@@ -14,6 +14,7 @@ from qworker.kit.files import files_at_once
 from qworker.kit.linux import boot_id
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.names import check_existing_queue, check_queue
+from qworker_file.cell_hub import CellHub
 from qworker_file.holder import Holder
 from qworker_file.layout import create_queue, has_queue, open_queue
 from qworker_file.lease import ExpiryClock, FileLease
@@ -53,6 +54,7 @@ class Store(DirectoryStore[OpenQueue]):
         self.files_at_once = files_at_once()
         self.holder = Holder(detached=detached)
         self.expiries = ExpiryClock()
+        self.cell_hub = CellHub()
         # The triggers to which this store listens, by queue.
         self._triggers: dict[str, Trigger] = {}
         # The leases of other processes that were observed in queues which are not open now.
@@ -237,6 +239,11 @@ class Store(DirectoryStore[OpenQueue]):
         trigger = self._triggers.pop(name, None)
         if trigger is not None:
             trigger.release()
+
+    async def aclose(self) -> None:
+        """Close everything, after the running commits."""
+        self.cell_hub.close()
+        await super().aclose()
 
     def _on_trigger(self, trigger: Trigger) -> None:
         if self.wake_waiters(trigger.queue):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Self
 
 from qworker.backend import Backend
-from qworker.cell import CellOp, CellReply, CellWatch
+from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.doctor_check import Check
 from qworker.kit.max_body import check_bodies
@@ -28,6 +28,8 @@ from qworker_redis.admin import (
 )
 from qworker_redis.browse import browse_in_order, find, held_until, parse_stored
 from qworker_redis.bulk import RedisBulkStore
+from qworker_redis.cell_wait import CellWaiter
+from qworker_redis.cells import RedisCells
 from qworker_redis.codec import decode
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.extend import RedisLeaseExtender
@@ -69,6 +71,8 @@ class RedisBackend(Backend):
         self.remote_leases = RemoteRedisLeases(store.pool, decode) if remote_leases else None
         self.history = RedisHistory(store.pool, options.history, clock=clock, queues=self._register.names)
         self.bulk = RedisBulkStore(store, self._register)
+        self._cells = RedisCells(store, self._register)
+        self._cell_waiter = CellWaiter(store, self._cells)
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
@@ -87,6 +91,7 @@ class RedisBackend(Backend):
 
     async def aclose(self) -> None:
         """Close all connections."""
+        await self._cell_waiter.aclose()
         await self._store.aclose()
         await self.history.aclose()
         await self._pool.aclose()
@@ -122,10 +127,13 @@ class RedisBackend(Backend):
         return await self._leaser.lease(queue, limit, visibility)
 
     async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
-        """Wait for a wake-up, or until a message becomes due."""
+        """Wait for a wake-up or a cell, or until a message becomes due."""
         for queue in queues:
             self._leaser.drop_empty(check_queue(queue))
-        await self._waiter.wait(queues, timeout)
+        if cells:
+            await self._cell_waiter.wait(cells, timeout, self._waiter.wait(queues, timeout) if queues else None)
+        else:
+            await self._waiter.wait(queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Extend leases, on connections of its own."""
@@ -143,7 +151,8 @@ class RedisBackend(Backend):
 
     async def cells(self, queue: str, ops: Sequence[CellOp]) -> list[CellReply]:
         """Carry out operations on cells."""
-        raise NotImplementedError
+        check_cell_ops(ops)
+        return await self._cells.carry_out(check_queue(queue), ops)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 

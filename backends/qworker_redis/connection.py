@@ -151,6 +151,37 @@ class Connection:
             self._task, self.deadline = None, math.inf
         return replies[1::2] if self.asking else replies
 
+    async def post(self, *arguments: Argument) -> None:
+        """Send a command whose answer another task receives.
+
+        Raises:
+            ConnectionLost: The connection is lost.
+        """
+        try:
+            await self._link.send_packed_command(pack(arguments), check_health=False)
+        except RedisError as error:
+            raise self._to_lost(error) from error
+
+    async def receive(self) -> Reply:
+        """Wait for the next message of a connection with subscriptions, without an end.
+
+        Raises:
+            ConnectionLost: The connection is lost.
+            BackendError: The server refuses a subscription.
+        """
+        self._begin(math.inf)
+        try:
+            return cast("Reply", await self._link.read_response())
+        except ResponseError as error:
+            raise to_error(error) from error
+        except RedisError as error:
+            raise self._to_lost(error) from error
+        except BaseException as error:
+            await self._abandon(error)
+            raise
+        finally:
+            self._task, self.deadline = None, math.inf
+
     def _begin(self, within: float) -> None:
         task = asyncio.current_task()
         assert task is not None, "calls run in tasks"

@@ -25,6 +25,7 @@ try:
     from qworker.testing.contract_admin import AdministeringContract
     from qworker.testing.contract_browse import BrowsingContract
     from qworker.testing.contract_bulk import BulkContract
+    from qworker.testing.contract_cells import CellsContract
     from qworker.testing.contract_history import HistoryContract
     from qworker.testing.contract_lease import LeasingContract
     from qworker.testing.contract_max_body import MaxBodyContract
@@ -51,6 +52,7 @@ class BackendContract(
     BrowsingContract,
     PartingContract,
     WaitingContract,
+    CellsContract,
     BulkContract,
     HistoryContract,
 ):

@@ -265,3 +265,13 @@ local function delay_large(errors, delayed, ids, values, most, now, large)
   end
   return left, kept
 end
+
+-- Return a cell that has not expired: its version, when it expires ('-' never), its rank, what is stored, and where its
+-- value begins there. What has no such form was not stored by qworker.
+local function read_cell(cells, member, now)
+  local stored = call('HGET', cells, member)
+  if not stored then return nil end
+  local version, due, rank, at = string.match(stored, '^(%S+) ([-%d]+) (-?%d+)\n()')
+  if not version or due ~= '-' and tonumber(due) <= now then return nil end
+  return {version = version, due = due, rank = rank, stored = stored, at = at}
+end

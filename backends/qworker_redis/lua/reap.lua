@@ -1,15 +1,17 @@
 -- Make expired messages (tries + 1, deaths + 1) and due messages ready, and remove what has ended: finished messages
--- whose retention has, and holds.
--- KEYS: meta msg ready sorted delayed leased claims errors fail done wake gone holds
+-- whose retention has, holds, and cells.
+-- KEYS: meta msg ready sorted delayed leased claims errors fail done wake gone holds cells celldue cellnames
 -- ARGV: most messages of each kind, us to keep failed messages ('' forever), us to keep done ones ('' forever), the
 --   time that this client's last call answered ('' none), us that have passed since on a clock that is never set, most
 --   failed messages to keep ('' any number), most done ones ('' any number), the client's host and its time
 -- RETURNS: [messages made ready, 1 if there is more to do, now us]
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake, gone, holds = unpack(KEYS)
+local cells, celldue, cellnames = unpack(KEYS, 14)
 local state = call('HMGET', meta, 'version', 'down', 'seen', 'gone')
 if not state[1] and call('EXISTS', msg) == 0 then return {0, 0, 0} end
 if state[1] and state[1] ~= '1' then return too_new(state[1]) end
-check_types({sorted, delayed, leased, fail, done, holds}, {msg, claims, errors, gone}, {ready, wake})
+local zsets = {sorted, delayed, leased, fail, done, holds, celldue, cellnames}
+check_types(zsets, {msg, claims, errors, gone, cells}, {ready, wake})
 local now, limit = clock(), tonumber(ARGV[1])
 
 local function expire()
@@ -45,10 +47,17 @@ local expired = expire()
 local due = take_due(msg, sorted, delayed, now, limit)
 local over = call('ZRANGEBYSCORE', holds, '-inf', text(now), 'LIMIT', 0, limit)
 spread('ZREM', holds, over)
+local dead = call('ZRANGEBYSCORE', celldue, '-inf', text(now), 'LIMIT', 0, limit)
+if #dead > 0 then
+  -- Last the set that shows them: if another key has another type, they are removed later.
+  spread('HDEL', cells, dead)
+  spread('ZREM', cellnames, dead)
+  spread('ZREM', celldue, dead)
+end
 local failed = forget(fail, ARGV[2], ARGV[6])
 local finished = forget(done, ARGV[3], ARGV[7])
 -- This also replaces a wake-up that was lost with the client that took it.
 if not state[2] and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
-local more = math.max(expired, due, failed, finished, #over) == limit
+local more = math.max(expired, due, failed, finished, #over, #dead) == limit
 more = tidy_ready(meta, msg, ready, sorted, gone, tonumber(state[4] or 0)) or more
 return {expired + due, more and 1 or 0, now}
