@@ -36,5 +36,7 @@ def due_ticks(
     since = max(awake, now - ON_TIME)
     on_time = [tick for tick in passed if tick >= since]
     missed = [tick for tick in passed if tick < since]
-    caught_up = {"latest": missed[-1:], "all": missed[-_MOST_MISSED:], "none": []}[catch_up]
+    # One tick is enough after a gap: with one on time, the missed ones are not the latest.
+    latest = [] if on_time else missed[-1:]
+    caught_up = {"latest": latest, "all": missed[-_MOST_MISSED:], "none": []}[catch_up]
     return caught_up + on_time, passed

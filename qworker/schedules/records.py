@@ -74,6 +74,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return timetable_of(self.cron, self.every, self.tz)
 
     @property
+    def times(self) -> str:
+        """A text that differs if its ticks do."""
+        return f"every {self.every}" if self.cron is None else f"{self.cron} {self.tz}"
+
+    @property
     def text(self) -> str:
         """Its times as text, for people."""
         return f"every {self.every} s" if self.cron is None else f"{self.cron} ({self.tz})"
@@ -103,11 +108,14 @@ class LastTick(msgspec.Struct, frozen=True, omit_defaults=True):
         at: The tick in Unix seconds. Until the first tick: when the schedule was first seen.
         run: The last tick that was enqueued. None: none yet.
         skipped: Whether the last tick was not enqueued, because the call of an earlier one was not done.
+        times: `Definition.times` of the schedule. A schedule whose times change has missed nothing: it ticks from then
+            on.
     """
 
     at: int
     run: int | None = None
     skipped: bool = False
+    times: str = ""
 
 
 _encode = msgspec.json.Encoder().encode

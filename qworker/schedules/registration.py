@@ -36,7 +36,7 @@ async def register(
     found = read_definition(stored)
     if stored is None:
         # The last tick comes first: a definition without one would have no beginning.
-        first = CellOp("put", tick_cell(own.name, LastTick(int(since))), "")
+        first = CellOp("put", tick_cell(own.name, LastTick(int(since), times=own.times)), "")
         *_, reply = await backend.cells(own.queue, [first, definition_op(own, rank, ttl=KEPT, only="")])
         return own if reply.done else read_definition(reply.cell)
     if found == own:

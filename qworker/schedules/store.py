@@ -171,7 +171,7 @@ async def put_definition(backend: Backend, definition: Definition, now: float) -
         UsageError: Its call is too large for a cell.
     """
     rank = int(now * 1000)
-    first = CellOp("put", tick_cell(definition.name, LastTick(int(now))), "")
+    first = CellOp("put", tick_cell(definition.name, LastTick(int(now), times=definition.times)), "")
     for _ in range(_ATTEMPTS):
         # The last tick comes first: a definition without one would have no beginning.
         *_, reply = await backend.cells(definition.queue, [first, definition_op(definition, rank)])

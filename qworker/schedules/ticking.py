@@ -15,7 +15,7 @@ from qworker.backend.offers import glance_at
 from qworker.cell import Cell, CellOp
 from qworker.errors import NotSupported, QueueNotFound
 from qworker.message import State
-from qworker.schedules.catch_up import due_ticks
+from qworker.schedules.catch_up import ON_TIME, due_ticks
 from qworker.schedules.records import (
     DEFINITION,
     PAUSE,
@@ -83,7 +83,7 @@ async def _is_queue_paused(backend: Backend, queue: str) -> bool:
 
 
 async def tick(
-    backend: Backend, definition: Definition, look: Look, *, since: float, awake: float, now: float
+    backend: Backend, definition: Definition, look: Look, *, since: float, awake: float, resumed: float, now: float
 ) -> Ticked:
     """Enqueue the ticks that are due, and store the last tick.
 
@@ -93,6 +93,7 @@ async def tick(
         look: Its records, just read.
         since: The store's time from which a schedule counts that has never ticked.
         awake: The store's time since when this worker ticks. Earlier ticks were missed.
+        resumed: The store's time at which a pause of the schedule has ended. Earlier ticks were missed.
         now: The store's time.
 
     Raises:
@@ -102,14 +103,21 @@ async def tick(
     last = last_tick_of(look.tick, now)
     if last is None:
         # Damaged: the ids keep what has been enqueued since then from being enqueued again.
-        last = LastTick(int(since if look.tick is None else now - late_of(timetable, now)))
+        begin = since if look.tick is None else now - late_of(timetable, now)
+        last = LastTick(int(begin), times=definition.times)
         await _restart(backend, definition, look.tick, last)
-        look = Look(look.definition, look.absent, look.paused, None)
-    due, passed = due_ticks(timetable, definition.catch_up, last.at, awake, now)
+    elif last.times != definition.times:
+        last = LastTick(max(int(now), last.at), last.run, times=definition.times)
+        await backend.cells(definition.queue, [CellOp("put", tick_cell(definition.name, last))])
+    if last.at >= now - ON_TIME:
+        # A worker that has just started while others tick: what they have not reached yet was not missed.
+        awake = min(awake, last.at)
+    due, passed = due_ticks(timetable, definition.catch_up, last.at, max(awake, resumed), now)
     if not passed:
         return Ticked([], [], last.at)
     run = await _enqueue(backend, definition, due, passed, last, now)
-    await _put_last(backend, definition, LastTick(passed[-1], run, bool(due) and run is None))
+    skipped = bool(due) and run is None
+    await _put_last(backend, definition, LastTick(passed[-1], run, skipped, definition.times))
     return Ticked([] if run is None else due, passed, passed[-1])
 
 
@@ -166,7 +174,7 @@ async def _put_last(backend: Backend, definition: Definition, last: LastTick) ->
         if reply.cell is not None and reply.cell.rank >= last.at:
             return
         stored = last_tick_of(reply.cell, last.at)
-        last = LastTick(last.at, None if stored is None else stored.run, last.skipped)
+        last = msgspec.structs.replace(last, run=None if stored is None else stored.run)
         # A refusal means that another worker has stored this tick or a later one, or runs this step again.
         only = "" if reply.cell is None else reply.cell.version
     await backend.cells(definition.queue, [CellOp("put", tick_cell(definition.name, last), only)])

@@ -44,8 +44,8 @@ class _Entry:
     definition: Definition
     # Store's time at which it is looked at next.
     due: float
-    # Store's time since when it ticks here without a pause.
-    awake: float = 0.0
+    # Store's time at which its last pause ended.
+    resumed: float = 0.0
     paused: bool = False
 
 
@@ -238,7 +238,9 @@ class Scheduler:
         look = await look_at(self._backend, definition.queue, definition.name)
         if look.definition is None or look.definition.queue != definition.queue:
             # It was removed, has expired, or has moved: the next look sorts it out.
-            self._look_due = 0.0 if look.absent and self._is_first("absent", definition.name) else self._look_due
+            if look.absent:
+                del self._entries[definition.name]
+            self._look_due = 0.0
             return
         if look.definition != definition:
             self._report_own_superseded(look.definition)
@@ -247,7 +249,7 @@ class Scheduler:
             entry.paused = True
             return
         if entry.paused:
-            entry.paused, entry.awake = False, now
+            entry.paused, entry.resumed = False, now
         await self._enqueue(entry, look, now)
 
     def _report_own_superseded(self, definition: Definition) -> None:
@@ -258,12 +260,12 @@ class Scheduler:
     async def _enqueue(self, entry: _Entry, look: Look, now: float) -> None:
         definition = entry.definition
         since = self._schedules.since if definition.in_code and self._schedules.since is not None else now
-        awake = max(self._awake, entry.awake)
-        ticked = await tick(self._backend, definition, look, since=since, awake=awake, now=now)
+        ticked = await tick(
+            self._backend, definition, look, since=since, awake=self._awake, resumed=entry.resumed, now=now
+        )
         missed = len(ticked.passed) - len(ticked.enqueued)
         if missed:
             self._log.info(events.TICKS_MISSED, schedule=definition.name, missed=missed, enqueued=len(ticked.enqueued))
         upcoming = next(definition.timetable.after(max(now, ticked.last)), None)
         if upcoming is not None:
             self._push(entry, upcoming + _JITTER * self._draw())
-        self._warned.discard(("absent", definition.name))

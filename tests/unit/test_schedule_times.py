@@ -45,7 +45,7 @@ EXPRESSIONS = [
     "10 * * 4 *",
 ]
 YEAR = (datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
-NAMES = {name: number for number, name in enumerate("sun mon tue wed thu fri sat".split())}
+NAMES = {name: number for number, name in enumerate(["sun", "mon", "tue", "wed", "thu", "fri", "sat"])}
 
 
 def numbers_of(field: str, least: int, most: int) -> set[int]:
