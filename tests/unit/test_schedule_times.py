@@ -16,8 +16,8 @@ from qworker.errors import UsageError
 from qworker.schedules.catch_up import due_ticks
 from qworker.schedules.timetable import every_timetable, late_of, timetable_of, zone_of
 
-# Zones that change their clocks in 2026: by an hour and by half an hour, at night and at midnight, on both halves of the
-# earth, and one that sets them back for a month only.
+# Zones that change their clocks in 2026: by an hour and by half an hour, at night and at midnight, on both halves of
+# the earth, and one that sets them back for a month only.
 ZONES = [
     "Europe/Berlin",
     "Europe/London",

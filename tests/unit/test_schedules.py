@@ -700,7 +700,7 @@ async def test_an_error_of_the_store_delays_a_tick_and_loses_none(url: str, cloc
             await asyncio.sleep(0.1)
     worker.drain()
     await task
-    assert [f"{tick:%H:%M:%S}" for _, tick in app.got if tick][0] == "10:16:00"
+    assert next(f"{tick:%H:%M:%S}" for _, tick in app.got if tick) == "10:16:00"
 
 
 async def test_run_until_idle_in_memory_uses_the_clock_that_it_gets() -> None:
