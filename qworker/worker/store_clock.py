@@ -10,28 +10,28 @@ __all__ = ["StoreClock"]
 class StoreClock:
     """The store's time.
 
-    Until the store has told it, it is the time of this process.
+    Before the first answer of the store, it is the time of this process.
 
     Args:
         clock: The clock of this process.
     """
 
-    __slots__ = ("_clock", "_told", "_told_at")
+    __slots__ = ("_clock", "_taken", "_taken_at")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._told: float | None = None
-        self._told_at = 0.0
+        self._taken: float | None = None
+        self._taken_at = 0.0
 
-    def tell(self, now: float) -> None:
+    def take(self, now: float) -> None:
         """Take the store's time from an answer that has just arrived."""
-        self._told, self._told_at = now, self._clock.monotonic()
+        self._taken, self._taken_at = now, self._clock.monotonic()
 
     def time(self) -> float:
         """Return the store's time in Unix seconds."""
-        if self._told is None:
+        if self._taken is None:
             return self._clock.time()
-        return self._told + (self._clock.monotonic() - self._told_at)
+        return self._taken + (self._clock.monotonic() - self._taken_at)
 
     def monotonic(self) -> float:
         """Return the monotonic seconds that pass between two answers."""

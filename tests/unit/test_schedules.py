@@ -25,6 +25,7 @@ from qworker.testing.helpers import enqueued_calls, in_memory, run_until_idle
 from qworker.testing.plugin import qworker_clock, qworker_memory
 from qworker.worker import Worker, WorkerOptions
 from tests.support.servers import RedisServer
+from tests.support.waiting import let_pass
 
 __all__ = ["qworker_clock", "qworker_memory"]
 
@@ -533,16 +534,17 @@ async def test_a_step_of_the_clock_back_repeats_no_tick(url: str, clock: FakeClo
 async def running(app: App, options: WorkerOptions = WorkerOptions()) -> tuple[Worker, asyncio.Task[bool]]:  # noqa: B008
     worker = Worker(app.tasks, options)
     task = asyncio.create_task(worker.run())
-    async with asyncio.timeout(30):
-        while worker._loops is None or worker._loops.scheduler is None or not worker._loops.scheduler.begun.is_set():
-            await asyncio.sleep(0.01)
+    await until(lambda: worker._loops is not None and worker._loops.scheduler is not None)
+    assert worker._loops is not None
+    assert worker._loops.scheduler is not None
+    await worker._loops.scheduler.begun.wait()
     return worker, task
 
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():
-            await asyncio.sleep(0.01)
+            await let_pass(0.01)
 
 
 async def test_a_running_worker_takes_a_step_ahead_for_missed_ticks(url: str, clock: FakeClock) -> None:
@@ -697,7 +699,7 @@ async def test_an_error_of_the_store_delays_a_tick_and_loses_none(url: str, cloc
     async with asyncio.timeout(30):
         while not app.got:
             clock.advance(1)
-            await asyncio.sleep(0.1)
+            await let_pass(0.1)
     worker.drain()
     await task
     assert next(f"{tick:%H:%M:%S}" for _, tick in app.got if tick) == "10:16:00"
