@@ -7,11 +7,18 @@ Retry         raise it in a handler to run the message again later
 Fail          raise it in a handler to keep the message as failed
 Backoff       the delays of a task's retries
 Schedule      a call and its times, for `tasks.schedules.sync`
-Job           an enqueued call: its id and its queue
+Job           an enqueued call: `await job.result()`, `job.status()`, `job.progress()`, `job.cancel()`
+Status        what is known about a job at one moment
+Progress      what a handler has reported with `context.progress(...)`
 Call          a call that is not enqueued yet, for `tasks.enqueue_many`
+Hook          code around handlers: `Tasks(hooks=[...])`, `@tasks.task(hooks=[...])`
+Attempt       one run of a handler, as its hooks see it
+provide       the default of a parameter that the worker fills
+FailedCall    what an `on_failure` task gets: a call that has failed permanently
 Message       one unit of work in a queue
 Draft         a message to be published
 State         where a stored message is
+CancelReason  why a handler is stopped: `ctx.reason`
 LeaseLost     an error: the lease of the message is lost
 QworkerError  the base class of all errors, which are in `qworker.errors`
 
@@ -31,29 +38,43 @@ A first app:
 from __future__ import annotations
 
 from qworker.app import Tasks
-from qworker.context import Context
+from qworker.attempt.hooks import Attempt, Hook
+from qworker.attempt.injection import provide
+from qworker.call import Call
+from qworker.context import CancelReason, Context
 from qworker.decision import Fail, Retry
 from qworker.errors import LeaseLost, QworkerError
+from qworker.failed_call import FailedCall
+from qworker.jobs.job import Job
+from qworker.jobs.records import Progress
+from qworker.jobs.status import Status
 from qworker.message import Draft, Message, State
 from qworker.retry import Backoff
 from qworker.schedules.schedule import Schedule
-from qworker.task import Call, Job, Task
+from qworker.task import Task
 
 __all__ = [
+    "Attempt",
     "Backoff",
     "Call",
+    "CancelReason",
     "Context",
     "Draft",
     "Fail",
+    "FailedCall",
+    "Hook",
     "Job",
     "LeaseLost",
     "Message",
+    "Progress",
     "QworkerError",
     "Retry",
     "Schedule",
     "State",
+    "Status",
     "Task",
     "Tasks",
+    "provide",
 ]
 
 __version__ = "0.1.0"

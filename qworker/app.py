@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from qworker.attempt.hooks import Hook, check_hooks
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
+from qworker.call import Call
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
 from qworker.definition.callables import check_handler, handler_name
@@ -20,12 +22,21 @@ from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
+from qworker.failed_call import FailureCode, check_holds, check_on_failure, failure_report
+from qworker.jobs.app_jobs import cancel_many, iterate_jobs, job_of, jobs_of, unfinished_states
+from qworker.jobs.cancel import CancelCounts
+from qworker.jobs.job import Job
+from qworker.jobs.status import JobState, Status
+from qworker.jobs.support import refuse_results
+from qworker.message import Draft, Message
+from qworker.message import State as MessageState
+from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.schedules.code import CodeSchedule, check_scheme
 from qworker.schedules.control import Schedules
 from qworker.schedules.schedule import CatchUp, Overlap
 from qworker.settings import backend_url
-from qworker.task import Call, Job, RawHandler, Task, TaskOptions
+from qworker.task import RawHandler, Task, TaskOptions
 from qworker.validation import check_headers, check_text, shown
 
 __all__ = ["Tasks"]
@@ -39,6 +50,7 @@ else:
     State = TypeVar("State")
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 AnyTask = TypeVar("AnyTask", bound=Task[..., Any])
 
@@ -59,9 +71,11 @@ class Tasks(Generic[State]):
             is called for each new connection. Or a `CredentialProvider` of redis-py. The command line and scaling with
             `--workers MIN-MAX` do not have the app: for them write `?credential_provider=package.module:name` in the
             URL instead.
+        hooks: What runs around every handler, the outermost first, and for every call that is enqueued.
 
     Attributes:
         lifespan: The `lifespan` argument.
+        hooks: The hooks of the app.
         clock: The clock of its backends. Tests set a fake one before the first call.
         registered_tasks: The tasks by name.
         raw_handlers: The raw handlers by queue.
@@ -75,9 +89,11 @@ class Tasks(Generic[State]):
         *,
         lifespan: Callable[[Tasks[Any]], AbstractAsyncContextManager[State]] | None = None,
         credential_provider: Callable[[], Any] | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self._url = None if url is None else check_text("url", url)
         self.lifespan = _check_lifespan(lifespan)
+        self.hooks = check_hooks(hooks)
         self._credential_provider = credential_provider
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
@@ -111,6 +127,9 @@ class Tasks(Generic[State]):
         process: bool = False,
         priority: int = 0,
         hold: float | timedelta = 0.0,
+        result: float | timedelta | None = None,
+        hooks: Sequence[Hook] = (),
+        on_failure: Task[..., Any] | None = None,
     ) -> _Decorator[State]: ...
 
     @exact_options
@@ -126,6 +145,9 @@ class Tasks(Generic[State]):
         process: bool = False,
         priority: int = 0,
         hold: float | timedelta = 0.0,
+        result: float | timedelta | None = None,
+        hooks: Sequence[Hook] = (),
+        on_failure: Task[..., Any] | None = None,
     ) -> Any:
         """Register a function as a task.
 
@@ -140,15 +162,21 @@ class Tasks(Generic[State]):
             priority: 0 (default) to 9 (first), for calls without their own priority.
             hold: Seconds from the enqueue for which the id of a call stays taken although its message is gone, or a
                 timedelta. It counts for calls that have an id.
+            result: Seconds for which the result of a call is kept after the end of the call, or a timedelta. None: it
+                is not kept, and `Job.result` is refused.
+            hooks: What runs around its attempts, inside the hooks of the app, the outermost first.
+            on_failure: The task that is enqueued, with a `FailedCall`, once when a message has failed permanently.
 
         Raises:
             DuplicateTask: The name is already used.
+            NotSupported: There is a result, and the backend of the app's URL has no place for it.
             UsageError: An option, the function or one of its annotations is not valid.
         """
         if name is not None and not check_text("name", name):
             raise UsageError("name must not be empty: leave it out to use the function's name")
         given: Any = timeout
         held: Any = hold
+        kept: Any = result
         options = TaskOptions(
             queue=queue,
             max_tries=max_tries,
@@ -157,8 +185,10 @@ class Tasks(Generic[State]):
             process=process,
             priority=priority,
             hold=held,
+            result=kept,
         )
-        decorator = _Decorator(self, name, options)
+        around = (*self.hooks, *check_hooks(hooks))
+        decorator = _Decorator(self, name, options, around, check_on_failure(self, on_failure))
         return decorator if function is None else decorator(function)
 
     @exact_options
@@ -245,6 +275,7 @@ class Tasks(Generic[State]):
         timeout: float | timedelta | None = None,
         backoff: Backoff = DEFAULT_BACKOFF,
         process: bool = False,
+        hooks: Sequence[Hook] = (),
     ) -> Callable[[F], F]:
         """Register a function for a queue's raw messages: those that are not an envelope of a registered task.
 
@@ -256,6 +287,7 @@ class Tasks(Generic[State]):
         """
         given: Any = timeout
         options = TaskOptions(queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process)
+        around = (*self.hooks, *check_hooks(hooks))
 
         def register(function: F) -> F:
             _check(function, "@tasks.raw_handler")
@@ -264,7 +296,7 @@ class Tasks(Generic[State]):
                     f"the queue {queue!r} already has a raw handler ({self.raw_handlers[queue].name}):"
                     " a queue can have only one"
                 )
-            self.raw_handlers[queue] = RawHandler(function, options)
+            self.raw_handlers[queue] = RawHandler(function, options, around)
             return function
 
         return register
@@ -328,7 +360,7 @@ class Tasks(Generic[State]):
             raise UsageError(f"add_header_source() takes a function that returns headers (got {shown(source)})")
         self._header_sources.append(source)
 
-    async def enqueue_many(self, calls: Iterable[Call]) -> list[Job]:
+    async def enqueue_many(self, calls: Iterable[Call]) -> list[Job[Any]]:
         """Enqueue calls in their order, in batches. All are stored durably when this returns.
 
         After an error the calls before the failing batch are stored. Calls with `using(id=...)` can be enqueued again.
@@ -337,7 +369,7 @@ class Tasks(Generic[State]):
             UsageError: An item is not a call. The calls before its batch are stored.
             BackendError: A batch was not stored, or it is unknown whether it was (`PublishUncertain`).
         """
-        jobs: list[Job] = []
+        jobs: list[Job[Any]] = []
         backend = await self.backend()
         batch: list[Call] = []
         for call in calls:
@@ -351,7 +383,7 @@ class Tasks(Generic[State]):
             jobs.extend(await _publish(backend, batch))
         return jobs
 
-    def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Job]:
+    def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Job[Any]]:
         """Enqueue calls from code without an event loop, as `enqueue_many` does.
 
         Raises:
@@ -371,6 +403,114 @@ class Tasks(Generic[State]):
         """
         return run_blocking(coroutine, instead=instead)
 
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    @overload
+    def job(self, id: str, queue: str = "default") -> Job[Any]: ...
+
+    @overload
+    def job(self, id: str, queue: str, type: type[T]) -> Job[T]: ...
+
+    def job(self, id: str, queue: str = "default", type: Any = Any) -> Job[Any]:  # noqa: A002
+        """Return the job of a call that was enqueued before, without its task. Nothing is read.
+
+        Args:
+            id: The id of the call, as it was given or as `Job.id`.
+            queue: Its queue.
+            type: The type of its result.
+
+        Raises:
+            InvalidName: The id or the name of the queue is not allowed.
+        """
+        return job_of(self, id, queue, type)
+
+    def jobs(
+        self,
+        *,
+        state: JobState | None = None,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+    ) -> AsyncGenerator[Status]:
+        """Return the status of each job, page by page.
+
+        Args:
+            state: Only jobs in this state: `ready`, `delayed`, `leased`, `done` or `failed`. None: all of them.
+            task: Only jobs of this task.
+            queue: Only jobs of this queue. None: those of every queue of the app.
+
+        Raises:
+            UsageError: The state is not known.
+        """
+        states = list(MessageState) if state is None else [MessageState.of_word(state)]
+        return jobs_of(self, self.queue_names(), states, _task_name(task), queue)
+
+    def jobs_sync(
+        self,
+        *,
+        state: JobState | None = None,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+    ) -> Generator[Status]:
+        """Return the status of each job from code without an event loop. See `jobs`."""
+        return iterate_jobs(self, self.jobs(state=state, task=task, queue=queue))
+
+    async def cancel(
+        self,
+        jobs: Iterable[Job[Any]] | None = None,
+        *,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+        state: JobState | None = None,
+        by: str = "",
+    ) -> CancelCounts:
+        """Cancel many jobs. See `Job.cancel`.
+
+        Args:
+            jobs: The jobs. None: those that match the other arguments, of which at least one is given.
+            task: The jobs of this task.
+            queue: The jobs of this queue.
+            state: The jobs in this state: `ready`, `delayed` or `leased`.
+            by: The user or program that cancels them, for the reason that is kept with the messages.
+
+        Raises:
+            UsageError: Neither jobs nor an argument to find them are given, or both are.
+            NotSupported: The store can neither cancel nor remove messages.
+        """
+        if (jobs is None) == (task is None and queue is None and state is None):
+            raise UsageError("cancel() takes jobs, or one of task=, queue= and state= to find them")
+        found = jobs_of(self, self.queue_names(), unfinished_states(state), _task_name(task), queue)
+        return await cancel_many(self, jobs, found, by)
+
+    def cancel_sync(
+        self,
+        jobs: Iterable[Job[Any]] | None = None,
+        *,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+        state: JobState | None = None,
+        by: str = "",
+    ) -> CancelCounts:
+        """Cancel many jobs from code without an event loop. See `cancel`."""
+        call = self.cancel(jobs, task=task, queue=queue, state=state, by=by)
+        return self._run_sync(call, instead="await tasks.cancel(...)")
+
+    def _failure_report(self, task: str, message: Message, code: FailureCode, error: str) -> tuple[str, Draft] | None:
+        """Return the queue and the message of the call that reports a failure, or None if the task wants none."""
+        known = self.registered_tasks.get(task)
+        if known is None or known.on_failure is None:
+            return None
+        report = failure_report(known.on_failure, unpack(message), task, code=code, error=error, tries=message.tries)
+        return report.queue, report.draft
+
+    def _check_results(self, task: str) -> None:
+        """Refuse a task that keeps results if the store is known and has no place for them."""
+        try:
+            url = self.url
+        except UsageError:
+            # An app factory sets it later.
+            return
+        refuse_results(url, task)
+
     # -- the backend -------------------------------------------------------------------------------------------------
 
     @property
@@ -384,10 +524,17 @@ class Tasks(Generic[State]):
 
     @url.setter
     def url(self, url: str | None) -> None:
+        for task in self.registered_tasks.values():
+            if url is not None and task.options.result is not None:
+                refuse_results(url, task.name)
         # Open backends belong to the old URL. The loops close them.
         self._url = url
         self._backends = weakref.WeakKeyDictionary()
         self._latest = None
+
+    def _use_url(self, url: str) -> None:
+        if self._url != url:
+            self.url = url
 
     async def backend(self) -> Backend:
         """Return this event loop's backend. It is opened at the first call and closed when the loop shuts down.
@@ -455,22 +602,31 @@ async def _close_with_loop(backend: Backend) -> AsyncGenerator[None]:
         await backend.aclose()
 
 
-async def _publish(backend: Backend, calls: list[Call]) -> list[Job]:
+async def _publish(backend: Backend, calls: list[Call]) -> list[Job[Any]]:
     queue = calls[0].queue
     with send_batch_span(queue, [call.span_context for call in calls]):
         ids = await backend.publish(queue, [call.draft for call in calls])
-    return [Job(message_id, queue) for message_id in ids]
+    return [call.job(message_id) for call, message_id in zip(calls, ids, strict=True)]
 
 
 class _Decorator(Generic[State]):
     """`@tasks.task(...)`, typed for functions with and without a `Context`."""
 
-    __slots__ = ("_name", "_options", "_tasks")
+    __slots__ = ("_hooks", "_name", "_on_failure", "_options", "_tasks")
 
-    def __init__(self, tasks: Tasks[State], name: str | None, options: TaskOptions) -> None:
+    def __init__(
+        self,
+        tasks: Tasks[State],
+        name: str | None,
+        options: TaskOptions,
+        hooks: tuple[Hook, ...],
+        on_failure: Task[..., Any] | None,
+    ) -> None:
         self._tasks = tasks
         self._name = name
         self._options = options
+        self._hooks = hooks
+        self._on_failure = on_failure
 
     @overload
     def __call__(self, function: Callable[Concatenate[Context[State], P], R], /) -> Task[P, R]: ...
@@ -481,9 +637,16 @@ class _Decorator(Generic[State]):
     def __call__(self, function: Callable[..., Any], /) -> Any:
         _check(function, "@tasks.task")
         name = self._name or handler_name(function)
-        task: Task[..., Any] = Task(self._tasks, function, name, self._options)
+        task: Task[..., Any] = Task(self._tasks, function, name, self._options, self._hooks)
+        if self._on_failure is not None:
+            check_holds(self._tasks._url, name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            task.on_failure = self._on_failure
         self._tasks.register(task)
         return task
+
+
+def _task_name(task: str | Task[..., Any] | None) -> str | None:
+    return task.name if isinstance(task, Task) else task
 
 
 def _check_lifespan(lifespan: Any) -> Any:

@@ -30,8 +30,10 @@ CellAction: TypeAlias = Literal["get", "put", "delete", "list", "close"]
 
 # Bytes of a value.
 MOST_VALUE = 65_536
-# The largest rank, and the smallest negative one: servers count in floating point.
-MOST_RANK = 2**53
+# The largest rank, and the smallest negative one: two fencing tokens in nanoseconds fit.
+MOST_RANK = 2**63 - 1
+# Seconds of the longest lifetime.
+_MOST_TTL = 2**53 / 1e7
 # The most cells in one reply to `list`. A page may be shorter, so that a reply has a bounded size.
 CELLS_PER_PAGE = 100
 # Bytes of the name of a group or a cell.
@@ -156,6 +158,6 @@ def _check_put(cell: Cell) -> None:
     if len(cell.value) > MOST_VALUE:
         raise UsageError(f"the value of a cell must have at most {MOST_VALUE} bytes (got {len(cell.value)})")
     if abs(cell.rank) > MOST_RANK:
-        raise UsageError(f"the rank of a cell must be at most 2**53 (got {cell.rank})")
-    if cell.ttl is not None and not 0 < cell.ttl <= MOST_RANK / 1e7:
+        raise UsageError(f"the rank of a cell must be at most 2**63 - 1 (got {cell.rank})")
+    if cell.ttl is not None and not 0 < cell.ttl <= _MOST_TTL:
         raise UsageError(f"the ttl of a cell must be a number of seconds above 0 (got {cell.ttl})")

@@ -1,19 +1,23 @@
-"""The context of a handler: the facts about its own attempt."""
+"""The context of a handler: the facts about its own attempt, and how it learns that it must stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import threading
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import structlog
 
 from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.errors import LeaseLost
+from qworker.jobs.records import Progress, check_progress
 from qworker.message import Lease, Message
 from qworker.tick import TICK_HEADER, read_tick_header
 
-__all__ = ["Context"]
+__all__ = ["AttemptControl", "CancelReason", "Context", "Stopping"]
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -22,6 +26,96 @@ if TYPE_CHECKING:
     State_co = typing_extensions.TypeVar("State_co", covariant=True, default=Any)
 else:
     State_co = TypeVar("State_co", covariant=True)
+
+
+class CancelReason(StrEnum):
+    """Why a handler is stopped. Its outcome does not count."""
+
+    # Its timeout is over.
+    TIMEOUT = "timeout"
+    # The worker stops, and the grace period is over.
+    SHUTDOWN = "shutdown"
+    # The message was cancelled.
+    CANCELLED = "cancelled"
+    # The lease is lost, or could not be extended and is about to expire: another worker may run the message.
+    LEASE_LOST = "lease_lost"
+
+
+class Stopping:
+    """The notice that the worker stops. It is set at SIGTERM, when the grace period begins, and never reset."""
+
+    __slots__ = ("_event", "_lock", "_waiting")
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def is_set(self) -> bool:
+        """Return whether the worker stops. From any thread."""
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        """Wait until the worker stops. On any event loop."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if self._event.is_set():
+                return
+            self._waiting.add(future)
+        try:
+            await future
+        finally:
+            self._waiting.discard(future)
+
+    def wait_sync(self, timeout: float | None = None) -> bool:
+        """Block until the worker stops, for up to `timeout` seconds, and return whether it does.
+
+        Not on an event loop.
+        """
+        return self._event.wait(timeout)
+
+    def set(self) -> None:
+        """Give the notice. From any thread. Idempotent."""
+        with self._lock:
+            self._event.set()
+            waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            try:
+                future.get_loop().call_soon_threadsafe(_finish, future)
+            except RuntimeError:
+                # The loop has closed.
+                continue
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class AttemptControl(Protocol):
+    """What a context asks the runner of its attempt. From any thread."""
+
+    @property
+    def reason(self) -> CancelReason | None:
+        """Why the handler is stopped."""
+        ...
+
+    @property
+    def stopping(self) -> Stopping:
+        """The notice that the worker stops."""
+        ...
+
+    def is_lost(self) -> bool:
+        """Return whether the lease is over."""
+        ...
+
+    def report(self, progress: Progress) -> None:
+        """Take the progress of the handler."""
+        ...
+
+
+# For direct calls of tasks.
+_NEVER = Stopping()
 
 
 class Context(Generic[State_co]):
@@ -42,7 +136,7 @@ class Context(Generic[State_co]):
     """
 
     __slots__ = (
-        "_lease_lost",
+        "_control",
         "_log",
         "deadline",
         "headers",
@@ -63,7 +157,7 @@ class Context(Generic[State_co]):
         headers: Mapping[str, str] | None = None,
         state: Any = None,
         max_tries: int = DEFAULT_MAX_TRIES,
-        lease_lost: Callable[[], bool] | None = None,
+        control: AttemptControl | None = None,
     ) -> None:
         self.message: Message = lease.message
         self.task = task
@@ -73,7 +167,7 @@ class Context(Generic[State_co]):
         self.state: State_co = state
         self.max_tries = max_tries
         self.progress_text: str | None = None
-        self._lease_lost = lease_lost
+        self._control = control
         self._log: Any = None
 
     @property
@@ -106,6 +200,26 @@ class Context(Generic[State_co]):
             )
         return self._log
 
+    @property
+    def reason(self) -> CancelReason | None:
+        """Why the handler is stopped; None while it is not.
+
+        An async handler reads it when it gets `CancelledError`. A handler in a process is killed instead.
+        """
+        return None if self._control is None else self._control.reason
+
+    def cancelled(self) -> bool:
+        """Return whether the handler is to stop, for a handler in a thread, which cannot be interrupted.
+
+        From then on its outcome does not count.
+        """
+        return self.reason is not None
+
+    @property
+    def stopping(self) -> Stopping:
+        """The notice that the worker stops, so that a long handler can save its state within the grace period."""
+        return _NEVER if self._control is None else self._control.stopping
+
     def check_lease(self) -> None:
         """Check that this delivery still has its lease, such as before a step that must not happen twice.
 
@@ -116,13 +230,30 @@ class Context(Generic[State_co]):
         Raises:
             LeaseLost: The lease is lost or has expired, or this delivery is over (after the timeout of a thread).
         """
-        if self._lease_lost is not None and self._lease_lost():
+        if self._control is not None and self._control.is_lost():
             raise LeaseLost(
                 f"the lease of message {self.message.id} is lost, and another worker may run the message:"
                 " stop without further effects"
             )
 
-    def progress(self, done: float, total: float | None = None, text: str = "") -> None:
-        """Report the progress of the handler. It is shown with the worker's running messages, and logged."""
+    def progress(
+        self, done: float, total: float | None = None, text: str = "", data: Mapping[str, object] | None = None
+    ) -> None:
+        """Report the progress of the handler. It is shown with the worker's running messages, and logged.
+
+        It is stored for `Job.progress` and `Job.status`, at most twice a second. The last one is always stored.
+
+        Args:
+            done: How much is done.
+            total: How much there is in all. None: it is not known.
+            text: A text for people.
+            data: Values by name that JSON can hold, at most 32 KiB.
+
+        Raises:
+            UsageError: JSON cannot hold it, or it is too large.
+        """
+        progress = check_progress(Progress(done, total, text, {} if data is None else data))
         self.progress_text = f"{done:g}/{total:g} {text}".strip() if total else f"{done:g} {text}".strip()
         self.log.debug("progress", done=done, total=total, text=text)
+        if self._control is not None:
+            self._control.report(progress)

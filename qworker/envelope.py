@@ -2,25 +2,46 @@
 
 docs/envelope.md describes it for other languages.
 
-{"task": "thumbnail", "args": ["a.png"], "kwargs": {"width": 640}, "headers": {"traceparent": "00-..."}}
+{"task": "thumbnail", "args": ["a.png"], "kwargs": {"width": 640}, "headers": {"traceparent": "00-..."},
+ "options": {"result": 3600}}
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from qworker.errors import InvalidArguments
+from qworker.validation import check_headers
 
-__all__ = ["ORIGINAL_ID", "Envelope", "EnvelopeEncoder", "open_envelope"]
+__all__ = [
+    "ORIGINAL_ID",
+    "CallOptions",
+    "EncodedResult",
+    "Envelope",
+    "EnvelopeEncoder",
+    "add_headers",
+    "encode_result",
+    "open_envelope",
+]
 
 
 # The header that keeps a given id from which the message's id was hashed.
 ORIGINAL_ID = "qworker-id"
+
+
+class CallOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The options of a call that travel with it, because the worker or a caller needs them. Older workers ignore them.
+
+    Attributes:
+        result: Seconds for which the result is kept. None: it is not kept. Unset: the task's own option.
+    """
+
+    result: float | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=True):
@@ -31,12 +52,14 @@ class Envelope(msgspec.Struct, frozen=True, gc=True):
         args: Its arguments by position.
         kwargs: Its arguments by name.
         headers: The headers of the call: texts by name.
+        options: The options that travel with the call. None: it has none.
     """
 
     task: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     headers: dict[str, str] = {}
+    options: CallOptions | None = None
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -73,6 +96,28 @@ def open_envelope(body: bytes) -> Envelope | tuple[str, str] | None:
         return None
 
 
+class _Parts(msgspec.Struct, omit_defaults=True):
+    """An envelope whose arguments stay as they are written."""
+
+    task: str
+    args: msgspec.Raw
+    kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    headers: dict[str, str] = {}
+    options: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def add_headers(body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Return the body of a call with more headers.
+
+    Raises:
+        UsageError: They are not texts by name.
+    """
+    check_headers(headers)
+    parts = msgspec.json.decode(body, type=_Parts)
+    parts.headers |= headers
+    return _encode(parts)
+
+
 class EnvelopeEncoder:
     """The encoder of one task's envelopes. It encodes their common beginning once."""
 
@@ -82,7 +127,13 @@ class EnvelopeEncoder:
         self._task = task
         self._head = b'{"task":' + _encode(task) + b',"args":'
 
-    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], headers: dict[str, str]) -> bytes:
+    def encode(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        headers: dict[str, str],
+        options: CallOptions | None = None,
+    ) -> bytes:
         """Return the body of a call.
 
         Raises:
@@ -98,6 +149,8 @@ class EnvelopeEncoder:
             body = self._head + given
             if headers:
                 body += b',"headers":' + _encode(headers)
+            if options is not None:
+                body += b',"options":' + _encode(options)
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise InvalidArguments(f"task {self._task!r}: an argument cannot be encoded as JSON: {error}") from error
         return body + b"}"
@@ -111,6 +164,34 @@ class EnvelopeEncoder:
                 raise InvalidArguments(
                     f"task {self._task!r}: argument {which}: JSON cannot contain {number}: use None or text instead"
                 )
+
+
+class EncodedResult(msgspec.Struct, frozen=True):
+    """The value that a handler returned, encoded where the handler ran.
+
+    Attributes:
+        body: The value as JSON. Empty if it cannot be encoded.
+        problem: Why it cannot be encoded. None: it is encoded.
+    """
+
+    body: bytes = b""
+    problem: str | None = None
+
+
+def encode_result(value: Any) -> EncodedResult:
+    """Encode the value of a handler as arguments are encoded.
+
+    A value that cannot be encoded does not fail the attempt: the work is done, and another attempt would repeat it.
+    """
+    try:
+        body = _encode(value)
+        if _find_null(body) and value is not None and _may_hold_not_finite(value):
+            number = _not_finite(msgspec.to_builtins(value))
+            if number is not None:
+                return EncodedResult(problem=f"JSON cannot contain {number}: use None or text instead")
+    except Exception as error:  # noqa: BLE001 - it may be the code of the value's class
+        return EncodedResult(problem=f"{type(error).__name__}: {error}")
+    return EncodedResult(body)
 
 
 def _may_hold_not_finite(value: Any) -> bool:

@@ -22,6 +22,12 @@ QworkerError
 │   ├── FormatTooNew         the queue was written by a newer release
 │   └── PermissionDenied     the store refuses this user, or cannot hold queues
 ├── LeaseLost                the lease is lost, and its outcome was refused
+├── JobError                 a job has no value that can be returned
+│   ├── JobFailed            its message failed
+│   ├── JobCancelled         its message was cancelled
+│   ├── JobGone              neither its message nor its result is stored
+│   ├── ResultTooBig         its handler returned a value that is too large to be kept
+│   └── ResultNotEncodable   its handler returned a value that JSON cannot hold
 └── Decision                 raised by handlers to choose what happens to their message (decision.py)
     ├── Retry                fail_tmp: run again later
     └── Fail                 fail_perm: keep it as failed, with a reason
@@ -39,6 +45,10 @@ __all__ = [
     "InvalidArguments",
     "InvalidName",
     "InvalidURL",
+    "JobCancelled",
+    "JobError",
+    "JobFailed",
+    "JobGone",
     "LeaseLost",
     "MessageTooLarge",
     "MissingExtra",
@@ -49,6 +59,8 @@ __all__ = [
     "QueueFull",
     "QueueNotFound",
     "QworkerError",
+    "ResultNotEncodable",
+    "ResultTooBig",
     "StorageFull",
     "StoreNotFound",
     "UnknownTask",
@@ -176,3 +188,40 @@ UNUSABLE = (QueueDamaged, FormatTooNew, PermissionDenied)
 
 class LeaseLost(QworkerError):
     """The lease is lost. The message can run on another worker, and the store refuses this holder's outcome."""
+
+
+class JobError(QworkerError):
+    """A job has no value that can be returned. It has ended, or it is no longer stored."""
+
+
+class JobFailed(JobError):
+    """The message of a job failed.
+
+    Args:
+        error_type: The name of the class of the error. Empty if it is not known.
+        text: The error that is kept with the message, with its traceback.
+        code: Why it failed: `error`, `timeout`, `poison`, `arguments` or `expired`.
+        summary: The error in one line. Empty: its type.
+    """
+
+    def __init__(self, error_type: str, text: str, code: str, summary: str = "") -> None:
+        super().__init__(f"the job failed ({code}): {summary or error_type or text}")
+        self.error_type = error_type
+        self.text = text
+        self.code = code
+
+
+class JobCancelled(JobError):
+    """The message of a job was cancelled."""
+
+
+class JobGone(JobError):
+    """Neither the message of a job nor its result is stored."""
+
+
+class ResultTooBig(JobError):
+    """The job is done, but its handler returned a value that is too large to be kept."""
+
+
+class ResultNotEncodable(JobError):
+    """The job is done, but its handler returned a value that JSON cannot hold."""

@@ -6,27 +6,40 @@ import os
 import re
 import traceback
 from types import TracebackType
+from typing import Literal
 
 __all__ = [
+    "CANCELLED",
     "CHAINED",
+    "CODE",
     "MODULE",
     "ProcessDied",
     "RemoteFailure",
+    "cancelled_text",
+    "code_of",
     "error_type",
     "failure_text",
     "summary",
     "summary_of",
     "with_cause",
+    "without_code",
 ]
+
+# The code of a message that was cancelled on purpose.
+CANCELLED: Literal["cancelled"] = "cancelled"
+# The first line of a kept text can be a code, which says for programs why the message failed.
+CODE = re.compile(r"code: (cancelled)\n")
 
 # The numbers of characters that are kept of the head and of the tail of a long text.
 _HEAD, _TAIL = 1000, 7000
+# Characters of the name of who cancels a message.
+_MOST_OF_A_NAME = 200
 
 # The directories of the modules that call handlers. Their frames are left out of tracebacks.
 _HERE = os.path.dirname(__file__)
 _OWN = {os.path.join(_HERE, *path) for path in ((), ("worker",), ("worker", "handlers"), ("definition",))}
 
-# `CHAINED` and `MODULE` must be valid regular expressions of Java too, because Spark reads the same texts.
+# `CHAINED`, `CODE` and `MODULE` must be valid regular expressions of Java too, because Spark reads the same texts.
 # Python writes these lines between the tracebacks of a chain. The last traceback is of the error that was raised.
 CHAINED = re.compile(
     r"\n\n(?:The above exception was the direct cause of the following exception"
@@ -65,6 +78,27 @@ def error_type(error: BaseException | None) -> str:
     if isinstance(error, RemoteFailure):
         return error.type_name
     return "" if error is None else type(error).__name__
+
+
+# -- codes -----------------------------------------------------------------------------------------------------------
+
+
+def cancelled_text(by: str) -> str:
+    """Return the text that is kept of a cancelled message: its code, and in a second line who cancelled it."""
+    name = " ".join(by.encode(errors="replace").decode().split())[:_MOST_OF_A_NAME]
+    return f"code: {CANCELLED}\ncancelled" + (f" by {name}" if name else "")
+
+
+def code_of(text: str | None) -> str | None:
+    """Return the code of a kept text; None if it has none."""
+    found = None if text is None else CODE.match(text)
+    return None if found is None else found[1]
+
+
+def without_code(text: str) -> str:
+    """Return a kept text without the line of its code."""
+    found = CODE.match(text)
+    return text if found is None else text[found.end() :]
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -129,7 +163,7 @@ def summary(text: str) -> str:
 
     For a traceback this is `Type: first line of the message`, for any other text its first line.
     """
-    text = text.strip("\n")
+    text = without_code(text).strip("\n")
     if _HEADER.match(text) is None and not _begins_a_chain(text):
         return next((line.strip() for line in text.splitlines() if line.strip()), "")
     last = CHAINED.split(text)[-1]

@@ -14,6 +14,7 @@ __all__ = [
     "DURATION_S",
     "ERROR",
     "ERROR_TYPE",
+    "FAILURE_NOT_REPORTED",
     "HANDLER_STUCK",
     "HISTORY_PAUSED",
     "HISTORY_PRUNE_FAILED",
@@ -25,6 +26,7 @@ __all__ = [
     "MESSAGES_LEFT",
     "MESSAGE_ACKED",
     "MESSAGE_BLOCKED",
+    "MESSAGE_CANCELLED",
     "MESSAGE_FAILED",
     "MESSAGE_ID",
     "MESSAGE_ISOLATED",
@@ -33,9 +35,13 @@ __all__ = [
     "MESSAGE_TOO_LARGE",
     "OBSERVER_FAILED",
     "OUTCOME",
+    "PROGRESS_NOT_STORED",
+    "PROVIDER",
+    "PROVIDER_FAILED",
     "QUEUE",
     "QUEUE_UNUSABLE",
     "REMOVAL_FAILED",
+    "RESULT_NOT_KEPT",
     "SCHEDULE_SUPERSEDED",
     "SCHEDULE_UNUSABLE",
     "SETTLEMENT_ABANDONED",
@@ -75,6 +81,8 @@ ISOLATION_DISABLED = "isolation_disabled"
 MESSAGE_TOO_LARGE = "message_too_large"
 # Level warning. Another worker may hold the message, and this worker's outcome does not count.
 LEASE_LOST = "lease_lost"
+# Level info. The message was cancelled while this worker held it. Its handler was stopped.
+MESSAGE_CANCELLED = "message_cancelled"
 # Level warning, once for each message. The store cannot store this message's outcome, but it stores others. The
 # settlement is retried with growing pauses until the lease expires.
 SETTLEMENT_DELAYED = "settlement_delayed"
@@ -82,6 +90,12 @@ SETTLEMENT_DELAYED = "settlement_delayed"
 SETTLEMENT_ABANDONED = "settlement_abandoned"
 # Level warning. A cancelled handler does not stop. Its lease will expire.
 HANDLER_STUCK = "handler_stuck"
+# Level warning. The handler returned a value that JSON cannot hold. The message is acked.
+RESULT_NOT_KEPT = "result_not_kept"
+# Level debug. The store did not take the progress of handlers.
+PROGRESS_NOT_STORED = "progress_not_stored"
+# Level error. The call of `on_failure` can never be stored. The message fails without it.
+FAILURE_NOT_REPORTED = "failure_not_reported"
 # Level warning, once for each name. The app has no task and no raw handler for the message.
 UNKNOWN_TASK = "unknown_task"
 
@@ -97,6 +111,8 @@ CONCURRENCY_LIMITED = "concurrency_limited"
 BACKEND_UNAVAILABLE = "backend_unavailable"
 BACKEND_RECOVERED = "backend_recovered"
 OBSERVER_FAILED = "observer_failed"
+# Level error. A provider with the scope `worker` raised an error while it was closed. Field: provider.
+PROVIDER_FAILED = "provider_failed"
 # Level warning. One queue cannot be used, and the others can. Fields: queue, error.
 QUEUE_UNUSABLE = "queue_unusable"
 
@@ -146,5 +162,7 @@ ERROR = "error"
 # These two are present only if there is a span.
 TRACE_ID = "trace_id"
 SPAN_ID = "span_id"
+# The function of a provider.
+PROVIDER = "provider"
 # The loop of the worker that logs.
 LOOP = "loop"

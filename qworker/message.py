@@ -9,6 +9,8 @@
                                         (tries + 1)      │
                             ready ◄──────────────────────┘ (tries unchanged)
 
+                 cancel: from ready, delayed and leased to failed, whatever worker holds the message
+
 Every arrow is one atomic step of the store. If the message is leased, the step depends on the token of the lease.
 """
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import msgspec
 
@@ -25,12 +27,16 @@ from qworker.errors import UsageError
 __all__ = [
     "OUTCOMES",
     "STATE_WORDS",
+    "Cancelled",
     "Draft",
     "FinishedMessage",
     "Lease",
+    "LostLease",
     "Message",
+    "MessageRef",
     "Query",
     "QueueStats",
+    "ReapResult",
     "Selection",
     "SettleAction",
     "Settlement",
@@ -164,6 +170,76 @@ class Lease(msgspec.Struct, kw_only=True, eq=False):
     message: Message
     token: int
     expires_at: float
+
+
+class LostLease(msgspec.Struct, frozen=True):
+    """A lease that has ended without its holder.
+
+    Attributes:
+        id: The message's id.
+        token: The lease's fencing token. Compare it: the same message may be leased again.
+        cancelled: Whether the message was cancelled. False: the lease expired, or the message was removed.
+    """
+
+    id: str
+    token: int
+    cancelled: bool = False
+
+
+class ReapResult(msgspec.Struct, frozen=True):
+    """The answer of `reap`.
+
+    Attributes:
+        returned: Number of messages that became ready.
+        lost: The leases of this instance in this queue that are gone. Each is named once. A lease that this instance
+            has settled is not lost. A store that cannot know it names none, and `extend` and `settle` find out.
+        now: Unix seconds, by the store's clock.
+    """
+
+    returned: int = 0
+    lost: Sequence[LostLease] = ()
+    now: float = 0.0
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """What `cancel` has found of one message.
+
+    Attributes:
+        id: The message's id.
+        state: Its state before the call. `DONE` or `FAILED`: it had finished, and is not changed.
+        token: No lease of the message had a higher fencing token so far, and each later lease has a higher one.
+        already: Whether it was cancelled before, by another call or by an attempt of this one whose answer was lost.
+    """
+
+    id: str
+    state: State
+    token: int
+    already: bool = False
+
+
+class MessageRef(str):
+    """A message id that also says the task, for `find`. It can be used wherever an id can.
+
+    If the store created the id and keeps the task in the name of the message, the message is found without a listing
+    of what is ready.
+
+    Attributes:
+        task: The name of the task with which the message was published. None: it is not known.
+    """
+
+    __slots__ = ("task",)
+    task: str | None
+
+    def __new__(cls, id: str, task: str | None = None) -> Self:  # noqa: A002 - the word of all other classes
+        """Create a reference."""
+        ref = super().__new__(cls, id)
+        ref.task = task
+        return ref
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+        return str(self)
 
 
 class SettleAction(StrEnum):
@@ -301,7 +377,7 @@ class FinishedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Messages of a queue, for `requeue` and `remove`. Exactly one of the three forms is given.
+    """Messages of a queue, for `requeue`, `remove` and `cancel`. Exactly one of the three forms is given.
 
     Attributes:
         ids: The messages with these ids. An empty list selects none.
@@ -324,7 +400,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return the given form for JSON, with the words of its states."""
-        data: dict[str, Any] = msgspec.to_builtins(self)
+        plain = self if self.ids is None else Selection(ids=[str(message_id) for message_id in self.ids])
+        data: dict[str, Any] = msgspec.to_builtins(plain)
         for one in (data, *data.get("unchanged", ())):
             if "state" in one:
                 one["state"] = State(one["state"]).word
@@ -352,6 +429,15 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         for state in states:
             if state is not State.FAILED:
                 raise UsageError(f"only failed messages can be requeued (got the state {state.word})")
+
+    def require_unfinished(self) -> None:
+        """Check that the selection is by ids, or of messages that have not finished.
+
+        Raises:
+            UsageError: The selection is of done or failed messages.
+        """
+        if self.unchanged is not None or self.state in {State.DONE, State.FAILED}:
+            raise UsageError("only ready, delayed and leased messages can be cancelled")
 
 
 def _each_stored(values: object) -> object:

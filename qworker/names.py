@@ -28,6 +28,8 @@ __all__ = [
     "check_key",
     "check_queue",
     "counted",
+    "failure_id",
+    "failure_id_text",
     "forms_of_all",
     "id_forms",
     "is_existing_queue_name",
@@ -132,6 +134,16 @@ def to_message_id(given: str) -> str:
             f"{printable(given)!r} is not a valid id: it has a lone surrogate: use text that UTF-8 can encode"
         ) from None
     return f"sha256-{base64.b32encode(digest).decode().rstrip('=').lower()}"
+
+
+def failure_id_text(message_id: str) -> str:
+    """Return the id that is given to the report of a message's failure."""
+    return f"{message_id}:failed"
+
+
+def failure_id(message_id: str) -> str:
+    """Return the message id of the report of a message's failure. `requeue` frees its hold."""
+    return to_message_id(failure_id_text(message_id))
 
 
 def id_forms(given: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import msgspec
 
 from qworker.definition.callables import handler_name
 from qworker.definition.parameters import can_be_json, is_injected, parameters_of
+from qworker.definition.provided import Provided
 from qworker.errors import InvalidArguments, UsageError
 
 __all__ = ["Signature"]
@@ -46,6 +47,9 @@ class Signature:
                 raise UsageError(f"{self.name}: {injected.__name__} must be the first parameter")
         # The end of the error text for a call that does not fit.
         self._hint = "; if a decorator gives one of them, it must set __signature__" if _decorated(function) else ""
+        # The first parameter that the worker fills and a call could give by position.
+        self._provided_next = next((p.name for p in parameters if _is_positional_provided(p)), None)
+        self.provided, parameters = _without_provided(self.name, parameters)
         self._signature = inspect.Signature(parameters)
         self.returns = _returns(function)
         positional = [p for p in parameters if p.kind in _POSITIONAL]
@@ -114,10 +118,25 @@ class Signature:
         """
         if self._fits(args, kwargs):
             return
+        self._check_provided(args, kwargs)
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidArguments(f"task {self.name!r}: {error}; it takes {self._signature}{self._hint}") from error
+
+    def _check_provided(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Check that no argument is for a parameter that the worker fills.
+
+        Raises:
+            InvalidArguments: One is.
+        """
+        if not self.provided:
+            return
+        given = next((name for name in self.provided if name in kwargs), None)
+        if given is None and len(args) > len(self._positional_names):
+            given = self._provided_next
+        if given is not None:
+            raise InvalidArguments(f"task {self.name!r} gets {given!r} by injection: do not pass it")
 
     def fits(self, count: int) -> bool:
         """Return whether a call with this number of positional arguments, and no other ones, fits."""
@@ -190,6 +209,39 @@ class Signature:
             return which
         names = self._positional_names
         return f"{which} ({names[which - 1]})" if which <= len(names) else str(which)
+
+
+def _is_positional_provided(parameter: inspect.Parameter) -> bool:
+    return isinstance(parameter.default, Provided) and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+
+
+def _without_provided(
+    name: str, parameters: list[inspect.Parameter]
+) -> tuple[dict[str, Provided], list[inspect.Parameter]]:
+    """Return the parameters that the worker fills, and the others. A message gives those behind one by name only.
+
+    Raises:
+        UsageError: One cannot be filled by name.
+    """
+    provided: dict[str, Provided] = {}
+    left: list[inspect.Parameter] = []
+    for parameter in parameters:
+        if isinstance(parameter.default, Provided):
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise UsageError(
+                    f"task {name!r}: the injected parameter {parameter.name!r} must not be positional-only:"
+                    " remove the `/` behind it"
+                )
+            provided[parameter.name] = parameter.default
+        elif provided and parameter.kind is parameter.VAR_POSITIONAL:
+            raise UsageError(
+                f"task {name!r}: the injected parameter {next(iter(provided))!r} must come after *{parameter.name}"
+            )
+        elif provided and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            left.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+        else:
+            left.append(parameter)
+    return provided, left
 
 
 def _plain(error: msgspec.ValidationError) -> str:

@@ -4,74 +4,54 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
-from qworker.backend import Backend
+from qworker.attempt.hooks import Hook, publishing_hooks, run_publishing
+from qworker.attempt.runner import AttemptRunner
+from qworker.call import Call
 from qworker.context import Context
-from qworker.definition.callables import handler_name, kind_of
+from qworker.definition.callables import Kind, handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
-from qworker.definition.task_options import TaskOptions, call_options
+from qworker.definition.returns import check_result_type
+from qworker.definition.task_options import TaskOptions, call_options, check_result
 from qworker.enqueue.tracing import create_span, is_tracing_configured, send_span
-from qworker.envelope import ORIGINAL_ID, EnvelopeEncoder
+from qworker.envelope import ORIGINAL_ID, CallOptions, EnvelopeEncoder
 from qworker.errors import UsageError
+from qworker.jobs.job import Job
+from qworker.jobs.source import JobApp, JobSource
 from qworker.message import Draft, Lease, Message
+from qworker.names import to_message_id
 from qworker.signature import Signature
+from qworker.validation import check_text
 
-__all__ = ["Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions"]
+__all__ = ["RAW_HANDLERS", "Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions"]
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 # Calls log to the logging of the application, because they run in its process.
 _log = logging.getLogger("qworker")
+
+# The attribute of a function with its raw handlers by queue, for the processes of handlers that need them.
+RAW_HANDLERS = "__qworker_raw_handlers__"
 
 # Bytes. A larger body is stored with a warning.
 _LARGE_BODY = 16 << 20
 
 
-class App(Protocol):
+class App(JobApp, Protocol):
     """The methods of the app that a task uses."""
-
-    async def backend(self) -> Backend:
-        """Return the backend of this event loop."""
-        ...
 
     def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]: ...
 
-    def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str) -> R: ...
+    def _check_results(self, task: str) -> None: ...
 
-
-class Job(msgspec.Struct, frozen=True):
-    """An enqueued call.
-
-    Attributes:
-        id: The message's id. While the message is stored, to enqueue again with this id stores nothing. When the
-            message is done, its id is free again, unless the store keeps done messages (the URL option `keep_done`),
-            or `hold=` keeps it taken.
-            With `using(unique_key=...)` it is the id of the call that already waits or runs, if there is one.
-        queue: The message's queue.
-    """
-
-    id: str
-    queue: str
-
-
-class Call(msgspec.Struct, frozen=True):
-    """A call that is not enqueued yet, for `Tasks.enqueue_many`.
-
-    Attributes:
-        queue: The queue of the call.
-        draft: The message.
-        span_context: The context of the OpenTelemetry span in which it was created. None without a span.
-    """
-
-    queue: str
-    draft: Draft
-    span_context: Any = None
+    def _use_url(self, url: str) -> None: ...
 
 
 class Handler:
@@ -84,15 +64,24 @@ class Handler:
         kind: Where it runs: `async` (on the event loop), `thread` or `process`.
         signature: The parameters that a call must fill.
         takes_context: Whether the worker gives it a `Context` as its first argument.
+        on_failure: The task that is enqueued when a message has failed permanently.
+        runner: Runs its attempts. None: nothing runs around it, so the worker calls the function.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, options: TaskOptions) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str, options: TaskOptions, hooks: Sequence[Hook] = ()
+    ) -> None:
         self.function = function
         self.name = name
         self.options = options
-        self.kind = kind_of(function, process=options.process)
+        self.kind: Kind = kind_of(function, process=options.process)
         self.signature = Signature(function, Context, name)
         self.takes_context = self.signature.takes_injected
+        runner = AttemptRunner(
+            function, name, self.kind, self.takes_context, hooks=hooks, provided=self.signature.provided
+        )
+        self.runner: AttemptRunner | None = runner if runner.is_needed else None
+        self.on_failure: Task[..., Any] | None = None
 
     @property
     def queue(self) -> str:
@@ -108,13 +97,17 @@ class Handler:
 class RawHandler(Handler):
     """A handler of raw messages. It gets the `Message`, and before it a `Context` if it has a parameter for it."""
 
-    def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
-        super().__init__(function, handler_name(function), options)
+    def __init__(self, function: Callable[..., Any], options: TaskOptions, hooks: Sequence[Hook] = ()) -> None:
+        super().__init__(function, handler_name(function), options, hooks)
         if not self.signature.fits(1):
             raise UsageError(
                 f"handler {self.name!r} must take a Message (and before it, if it wants one, a parameter annotated"
                 " Context)"
             )
+        if self.runner is not None and self.kind == "process":
+            # A child process finds it by the function's name.
+            registered: dict[str, RawHandler] = vars(function).setdefault(RAW_HANDLERS, {})
+            registered[options.queue] = self
 
     def __call__(self, message: Message) -> Any:
         """Call the function."""
@@ -123,24 +116,35 @@ class RawHandler(Handler):
         return self.function(message)
 
 
-class Task(Handler, OtherMethods, Generic[P, R]):
+class Task(Handler, OtherMethods, Generic[P, R_co]):
     """A registered function. Call it directly, or enqueue a call of it."""
 
-    def __init__(self, tasks: App, function: Callable[..., R], name: str, options: TaskOptions) -> None:
-        super().__init__(function, name, options)
+    def __init__(
+        self, tasks: App, function: Callable[..., R_co], name: str, options: TaskOptions, hooks: Sequence[Hook] = ()
+    ) -> None:
+        super().__init__(function, name, options, hooks)
         self.signature.check_json()
+        self.publishing_hooks = publishing_hooks(hooks, self.kind)
         self._tasks = tasks
+        if options.result is not None:
+            check_result_type(name, function)
+            tasks._check_results(name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         self.encoder = EnvelopeEncoder(name)
-        self._plain: ConfiguredTask[P, R] = ConfiguredTask(tasks, self, {})
+        self.source = JobSource(tasks, name, function=function, result=options.result)
+        self._plain: ConfiguredTask[P, R_co] = ConfiguredTask(tasks, self, {}, result=options.result)
         self.__doc__ = function.__doc__
         self.__name__ = name
         self.__module__ = function.__module__
         self.__wrapped__ = function
         self._show_signatures()
 
-    def belongs_to(self, tasks: App) -> bool:
+    def belongs_to(self, tasks: object) -> bool:
         """Return whether its calls go to this app's backend."""
         return self._tasks is tasks
+
+    def use_url(self, url: str) -> None:
+        """Let the app of the task use this URL, in a child process that has imported the app without it."""
+        self._tasks._use_url(url)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
     def _show_signatures(self) -> None:
         """Let `inspect.signature` show the parameters of a call for the task and its methods."""
@@ -158,14 +162,26 @@ class Task(Handler, OtherMethods, Generic[P, R]):
     def __repr__(self) -> str:
         return f"<task {self.name} on {self.queue}>"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function directly. Nothing is enqueued."""
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function directly. Nothing is enqueued, and no hook runs. Give the injected parameters too.
+
+        Raises:
+            UsageError: An injected parameter is not given.
+        """
+        self._require_injected(kwargs)
         if self.takes_context:
             args_given = (self._context(Message(id="direct-call", queue=self.queue, body=b"")), *args)
         else:
             args_given = args
-        result: R = self.function(*args_given, **kwargs)
+        result: R_co = self.function(*args_given, **kwargs)
         return result
+
+    def _require_injected(self, kwargs: Mapping[str, Any]) -> None:
+        missing = next((name for name in self.signature.provided if name not in kwargs), None)
+        if missing is not None:
+            raise UsageError(
+                f"task {self.name!r} is called directly, and only a worker injects {missing!r}: give {missing}=..."
+            )
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return a call for `Tasks.enqueue_many`.
@@ -175,7 +191,13 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         """
         return self._plain.call(*args, **kwargs)
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+    @overload
+    async def enqueue(self: Task[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Job[T]: ...
+
+    @overload
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]: ...
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
         """Enqueue a call. It is stored durably when this returns.
 
         Raises:
@@ -184,7 +206,13 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         """
         return await self._plain.enqueue(*args, **kwargs)
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+    @overload
+    def enqueue_sync(self: Task[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Job[T]: ...
+
+    @overload
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]: ...
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
         """Enqueue a call from code without an event loop. It is stored durably when this returns.
 
         Raises:
@@ -192,8 +220,28 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         """
         return self._plain.enqueue_sync(*args, **kwargs)
 
+    @overload
+    def job(self: Task[P, Awaitable[T]], id: str, *, queue: str | None = None) -> Job[T]: ...
+
+    @overload
+    def job(self, id: str, *, queue: str | None = None) -> Job[R_co]: ...
+
+    def job(self, id: str, *, queue: str | None = None) -> Job[Any]:  # noqa: A002
+        """Return the job of a call that was enqueued before. Nothing is read.
+
+        Args:
+            id: The id of the call, as it was given or as `Job.id`.
+            queue: Its queue, if that is not the task's own.
+
+        Raises:
+            InvalidName: The id is empty.
+        """
+        # The call can have its own `result=`, which its message knows.
+        source = JobSource(self._tasks, self.name, function=self.function)
+        return Job(to_message_id(check_text("id", id)), self.queue if queue is None else queue, None, source)
+
     @exact_options
-    def using(
+    def using(  # noqa: PLR0913 - each argument is one option of a call
         self,
         *,
         delay: float | timedelta | None = None,
@@ -204,7 +252,8 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
         hold: float | timedelta | None = None,
-    ) -> ConfiguredTask[P, R]:
+        result: float | timedelta | msgspec.UnsetType | None = msgspec.UNSET,
+    ) -> ConfiguredTask[P, R_co]:
         """Return the task with options for its calls.
 
         Args:
@@ -218,6 +267,8 @@ class Task(Handler, OtherMethods, Generic[P, R]):
             queue: A queue to use instead of the task's own.
             headers: Texts by name that are stored with the call.
             hold: Seconds from the enqueue for which the id stays taken although its message is gone, or a timedelta.
+            result: Seconds for which the result is kept after the end of the call, or a timedelta. None: it is not
+                kept. Without it, the task's own option counts.
 
         Raises:
             InvalidName: `unique_key`, `id` or `queue` is not allowed.
@@ -226,25 +277,36 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
         if id is not None and fields["id"] != id:
             headers = {**(headers or {}), ORIGINAL_ID: id}
-        return ConfiguredTask(self._tasks, self, fields, queue=queue, headers=headers)
+        kept = self.options.result if isinstance(result, msgspec.UnsetType) else result
+        if kept is not None:
+            kept = check_result(kept)
+            check_result_type(self.name, self.function)
+            self._tasks._check_results(self.name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        return ConfiguredTask(self._tasks, self, fields, queue=queue, headers=headers, result=kept)
 
 
-class ConfiguredTask(OtherMethods, Generic[P, R]):
+class ConfiguredTask(OtherMethods, Generic[P, R_co]):
     """A task with options for its calls. `Task.using` creates it."""
 
-    __slots__ = ("_draft", "_headers", "_queue", "_task", "_tasks")
+    __slots__ = ("_draft", "_headers", "_options", "_queue", "_source", "_task", "_tasks")
 
     def __init__(
         self,
         tasks: App,
-        task: Task[P, R],
+        task: Task[P, R_co],
         draft: Mapping[str, Any],
         *,
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
+        result: float | None = None,
     ) -> None:
         self._tasks = tasks
         self._task = task
+        # A caller that does not know the task reads the option from the message.
+        self._options = None if result is None and task.options.result is None else CallOptions(result=result)
+        self._source = task.source
+        if result != task.options.result:
+            self._source = JobSource(tasks, task.name, function=task.function, result=result)
         self._draft = dict(draft)
         if task.options.priority:
             self._draft.setdefault("priority", task.options.priority)
@@ -256,16 +318,20 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return a call for `Tasks.enqueue_many`. See `Task.call`."""
         if not is_tracing_configured():
-            return Call(self._queue, self._make_draft(args, kwargs))
+            return self._make_call(args, kwargs)
         with create_span(self._queue, self._task.name) as span:
-            draft = self._make_draft(args, kwargs)
-            return Call(self._queue, draft, None if span is None else span.get_span_context())
+            return self._make_call(args, kwargs, None if span is None else span.get_span_context())
+
+    def _make_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], span_context: Any = None) -> Call:
+        call = Call(self._queue, self._make_draft(args, kwargs), span_context, self._source)
+        hooks = self._task.publishing_hooks
+        return run_publishing(hooks, call) if hooks else call
 
     def _make_draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
         task.signature.check(args, kwargs)
         headers = self._tasks._collect_headers(self._headers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        body = task.encoder.encode(args, kwargs, headers)
+        body = task.encoder.encode(args, kwargs, headers, self._options)
         if len(body) > _LARGE_BODY:
             _log.warning(
                 "task %r: a call of %d MiB is enqueued: keep large data elsewhere, and pass its path or id",
@@ -274,24 +340,37 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
             )
         return Draft(body=body, task=task.name, **self._draft)
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+    @overload
+    async def enqueue(self: ConfiguredTask[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Job[T]: ...
+
+    @overload
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]: ...
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
         """Enqueue a call. See `Task.enqueue`."""
         if not is_tracing_configured():
-            return await self._publish(self._make_draft(args, kwargs), None)
+            return await self._publish(self._make_call(args, kwargs), None)
         with send_span(self._queue, self._task.name) as span:
-            return await self._publish(self._make_draft(args, kwargs), span)
+            return await self._publish(self._make_call(args, kwargs), span)
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+    @overload
+    def enqueue_sync(self: ConfiguredTask[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Job[T]: ...
+
+    @overload
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]: ...
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
         """Enqueue a call and block. See `Task.enqueue_sync`."""
         with send_span(self._queue, self._task.name) as span:
-            # In this thread, because header sources may read its context.
-            draft = self._make_draft(args, kwargs)
+            # In this thread, because header sources and hooks may read its context.
+            call = self._make_call(args, kwargs)
             _run_sync = self._tasks._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            return _run_sync(self._publish(draft, span), instead="`await task.enqueue(...)`")
+            return _run_sync(self._publish(call, span), instead="`await task.enqueue(...)`")
 
-    async def _publish(self, draft: Draft, span: Any) -> Job:
+    async def _publish(self, call: Call, span: Any) -> Job[Any]:
         backend = await self._tasks.backend()
-        (message_id,) = await backend.publish(self._queue, (draft,))
+        (message_id,) = await backend.publish(call.queue, (call.draft,))
         if span is not None:
-            span.set_attributes({"messaging.message.id": message_id, "messaging.message.body.size": len(draft.body)})
-        return Job(message_id, self._queue)
+            size = len(call.draft.body)
+            span.set_attributes({"messaging.message.id": message_id, "messaging.message.body.size": size})
+        return call.job(message_id)

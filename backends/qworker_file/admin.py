@@ -8,48 +8,60 @@ import secrets
 
 from qworker.kit.directory.admin import remove_queue, remove_selected
 from qworker.kit.directory.browser import MessageFile
-from qworker.kit.files import find_inode, remove_entry, try_unlink
-from qworker.kit.opening import create_file
+from qworker.kit.files import close_all, find_inode, remove_entry, try_unlink
+from qworker.kit.opening import create_file, open_directory
 from qworker.kit.planted import rename_file
 from qworker.message import Selection, State
 from qworker_file.browse import FileBrowser
 from qworker_file.id_index import remove_id
 from qworker_file.id_place import Place, record_move
-from qworker_file.names import given_id, parse_item, reason_name, with_tries
+from qworker_file.names import delay_name, given_id, is_cancelled_name, parse_item, plain_item, reason_name, with_tries
 from qworker_file.open_queue import OpenQueue
+from qworker_file.report_holds import ReportHolds
 from qworker_file.store import Store
 
 __all__ = ["delete_queue", "pause", "remove", "requeue", "resume"]
 
 # Names changed between two turns of the loop; about 2 ms of work.
 _SLICE = 100
+# From this number of descriptors on, a commit syncs the whole file system (qworker.kit.group_commit).
+_SYNC_ALL = 256
 
 
 async def requeue(store: Store, browser: FileBrowser, selection: Selection) -> int:
-    """Move failed items back to queue/ with tries 0 and return their number.
+    """Move failed items back to queue/, or to delay/ and due now, with tries 0 and return their number.
 
     Raises:
         OSError: One cannot be moved.
     """
     queue, files = browser.queue, browser.files
     moved: list[str] = []
+    holds = ReportHolds(store)
+    delayed: list[str] = []
+    due_ms = int(store.clock.time() * 1000)
     for number, file in enumerate(await browser.select(selection, State.FAILED)):
-        item = file.item if parse_item(file.item) is None else with_tries(file.item, 0)
-        record_move(files, item, Place("queue", item), Place("fail", file.name))
+        # Before the move: a failure that comes after it is reported.
+        await holds.free([browser.message_id(file)])
+        item = plain_item(file.item)
+        if parse_item(item) is not None:
+            item = with_tries(item, 0)
+        # The holder of a cancelled item may still have it locked, and a locked item is leased from delay/ only.
+        place = Place("delay", delay_name(item, due_ms)) if is_cancelled_name(file.name) else Place("queue", item)
+        record_move(files, item, place, Place("fail", file.name))
         try:
-            rename_file(file.name, item, files.fail, files.queue)
-            moved.append(item)
-            try_unlink(reason_name(file.item), files.fail)
+            rename_file(file.name, place.name, files.fail, place.descriptor(files))
+            (delayed if place.directory == "delay" else moved).append(place.name)
+            try_unlink(reason_name(file.name), files.fail)
         except FileNotFoundError:
             # Another requeue was faster.
             pass
         if number % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
-    if moved:
-        await store.commit({files.fail, files.queue})
-        queue.added(moved, [], returned=True)
+    if moved or delayed:
+        await store.commit({files.fail, *([files.queue] if moved else []), *([files.delay] if delayed else [])})
+        queue.added(moved, delayed, returned=True)
         store.notify(queue)
-    return len(moved)
+    return len(moved) + len(delayed)
 
 
 async def remove(store: Store, browser: FileBrowser, selection: Selection) -> int:
@@ -64,15 +76,34 @@ async def remove(store: Store, browser: FileBrowser, selection: Selection) -> in
         if not remove_entry(file.name, file.directory):
             return False
         if file.state is State.FAILED:
-            try_unlink(reason_name(file.item), file.directory)
+            try_unlink(reason_name(file.name), file.directory)
         if inode is not None:
             remove_id(browser.files, browser.message_id(file), inode)
         return True
 
     removed = await remove_selected(browser, selection, remove_file)
     browser.queue.lose([file.item for file in removed if file.state is State.LEASED])
-    await store.commit({file.directory for file in removed})
+    # A staged file of a load is named by its path: the directory that changed is below the queue.
+    staged = _open_directories({os.path.dirname(file.name) for file in removed if "/" in file.name}, browser.files.base)
+    try:
+        await store.commit({file.directory for file in removed}, staged)
+    finally:
+        close_all(staged)
     return len(removed)
+
+
+def _open_directories(paths: set[str], base: int) -> list[int]:
+    """Open directories that changed: so many of them at most that one sync of the file system serves all."""
+    opened: list[int] = []
+    for path in sorted(paths):
+        if len(opened) == _SYNC_ALL:
+            break
+        try:
+            opened.append(open_directory(path, base))
+        except FileNotFoundError:
+            # A worker found it empty and removed it, and with it the names.
+            continue
+    return opened
 
 
 async def pause(store: Store, queue: OpenQueue) -> None:

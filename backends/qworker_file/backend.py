@@ -11,6 +11,7 @@ from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.offers import QueueGlance
 from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.failure_text import cancelled_text
 from qworker.history.directory import DirectoryHistory
 from qworker.kit.directory.opener import StoreOpener
 from qworker.kit.directory.wait import wait_for_work
@@ -22,11 +23,13 @@ from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import check_limit
 from qworker.message import (
+    Cancelled,
     Draft,
     FinishedMessage,
     Lease,
     Query,
     QueueStats,
+    ReapResult,
     Selection,
     Settlement,
     State,
@@ -37,11 +40,13 @@ from qworker.url import BackendURL
 from qworker_file import admin
 from qworker_file.browse import FileBrowser
 from qworker_file.bulk import FileBulkStore
+from qworker_file.cancel import cancel
 from qworker_file.cell_wait import wait_for_either
 from qworker_file.cells import carry_out, reply_without_cells
 from qworker_file.deviations import DEVIATIONS
 from qworker_file.holds import held_until
 from qworker_file.lease import extend
+from qworker_file.load_mover import move_loads
 from qworker_file.open_queue import OpenQueue
 from qworker_file.options import FileOptions
 from qworker_file.publish import publish
@@ -92,8 +97,8 @@ class FileBackend(Backend):
         """Create an instance for `file:///abs/dir` or `file://./rel`.
 
         The options are `?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`,
-        `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770`, `?shared=0|1` and `?max_body=SIZE|none`,
-        and for the history `?history=0|1` and `?keep_history=7d,512M`.
+        `?poll_interval=DURATION`, `?fsq=0|1`, `?dir_mode=0700|0750|0770|02770`, `?shared=0|1` and
+        `?max_body=SIZE|none`, and for the history `?history=0|1` and `?keep_history=7d,512M`.
         """
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
 
@@ -158,13 +163,18 @@ class FileBackend(Backend):
         with store_errors("settle"):
             return await settle_all(store, settlements)
 
-    async def reap(self, queue: str) -> int:
+    async def reap(self, queue: str) -> ReapResult:
         """Make expired and due messages ready, and prune finished messages."""
         store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
             store.close_unused()
             opened = None if store.has_nothing_to_reap(check_existing_queue(queue)) else store.get(queue)
-            return 0 if opened is None else await store.reap(opened)
+            if opened is None:
+                return ReapResult(now=self._clock.time())
+            if self._options.fsq:
+                with opened.files:
+                    await move_loads(store, opened)
+            return await store.reap(opened)
 
     # -- cells ---------------------------------------------------------------------------------------------------------
 
@@ -245,6 +255,12 @@ class FileBackend(Backend):
         """Remove messages."""
         with store_errors(f"remove from {queue!r}"), (browser := self._browser(queue)).files:
             return await admin.remove(self._stores.open(), browser, selection)
+
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Move messages to fail/."""
+        selection.require_unfinished()
+        with store_errors(f"cancel in {queue!r}"), (browser := self._browser(queue)).files:
+            return await cancel(self._stores.open(), browser, selection, cancelled_text(by))
 
     def _browser(self, queue: str) -> FileBrowser:
         return FileBrowser(self._stores.require_queue(queue), self._clock, local_time=self._options.local_time)

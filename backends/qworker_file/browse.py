@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 from qworker.backend.offers import COUNTED, QueueGlance
 from qworker.clock import Clock
+from qworker.failure_text import cancelled_text
 from qworker.kit.directory.browser import MessageFile, QueueBrowser
-from qworker.kit.files import has_at_most, name_slices
+from qworker.kit.files import has_at_most, has_entry, name_slices
 from qworker.kit.opening import open_directory
 from qworker.kit.parts import HashShare
-from qworker.message import Message, State
+from qworker.message import Message, MessageRef, State
 from qworker_file.foreign import read_arguments
 from qworker_file.id_place import Place, locate
 from qworker_file.layout import QueueDir
-from qworker_file.names import may_lack_link, parse_delay, parse_id, parse_item, parse_lease, reason_name
+from qworker_file.loads import is_load, staged_files
+from qworker_file.names import (
+    is_cancelled_name,
+    is_generated_id,
+    may_lack_link,
+    parse_delay,
+    parse_id,
+    parse_item,
+    parse_lease,
+    plain_item,
+    ready_names,
+    reason_name,
+)
 from qworker_file.open_queue import OpenQueue
 
 __all__ = ["FileBrowser"]
@@ -45,19 +58,26 @@ class FileBrowser(QueueBrowser[QueueDir]):
                     yield [file for name in names if (file := self._leased(name)) is not None]
                 continue
             if state in {State.READY, State.DELAYED}:
-                now = self._clock.time()
-                async for names in name_slices(files.delay):
-                    waiting = [file for name in names if (file := self._delayed(name, now)) is not None]
+                async for waiting in self._waiting():
                     yield [file for file in waiting if file.state is state]
+            if state is State.READY:
+                # Before queue/: a mover renames files from here to there.
+                async for staged in staged_files(files.base, local_time=self._local_time):
+                    yield [MessageFile(state, files.base, file.path, file.item) for file in staged]
             directory = self._directory(state)
             if directory is not None:
                 async for names in name_slices(directory):
-                    yield [MessageFile(state, directory, name, name) for name in names if name[0] != "."]
+                    yield [self._plain(state, directory, name) for name in names if name[0] != "."]
 
     def _directory(self, state: State) -> int | None:
         """Return the directory in which the names of a state are items."""
         files = self.files
         return {State.READY: files.queue, State.FAILED: files.fail, State.DONE: files.done}.get(state)
+
+    @staticmethod
+    def _plain(state: State, directory: int, name: str) -> MessageFile:
+        """Return a file of queue/, fail/ or done/."""
+        return MessageFile(state, directory, name, plain_item(name) if state is State.FAILED else name)
 
     def _leased(self, name: str) -> MessageFile | None:
         """Return a file of lease/ by its name, or None if it is not a lease."""
@@ -85,24 +105,61 @@ class FileBrowser(QueueBrowser[QueueDir]):
         directory = self._directory(state)
         if directory is not None:
             names = _list_sorted(directory, share.has)
-            found = [MessageFile(state, directory, name, name) for name in names if name[0] != "."]
+            found = [self._plain(state, directory, name) for name in names if name[0] != "."]
         if state in {State.DELAYED, State.READY}:
             now = self._clock.time()
             names = _list_sorted(files.delay, _by_item(share, parse_delay, 1))
             waiting = [file for name in names if (file := self._delayed(name, now)) is not None]
             found += [file for file in waiting if file.state is state]
+        if state is State.READY:
+            async for staged in staged_files(files.base, local_time=self._local_time):
+                found += [
+                    MessageFile(state, files.base, file.path, file.item) for file in staged if share.has(file.item)
+                ]
         return found
 
     async def matching(self, ids: frozenset[str], *states: State) -> AsyncIterator[MessageFile]:
         """Yield the files of some ids. Only an id that may have no link is looked for by listing."""
-        unlinked = frozenset(filter(may_lack_link, ids))
-        for place in (await locate(self.files, ids - unlinked)).places.values():
+        refs = {one: one.task for one in ids if isinstance(one, MessageRef) and one.task is not None}
+        listed = frozenset(one for one in ids if may_lack_link(one) and not (one in refs and is_generated_id(one)))
+        places = (await locate(self.files, ids - listed)).places
+        for place in places.values():
             file = self._file_at(place)
             if file is not None and (not states or file.state in states):
                 yield file
-        if unlinked:
-            async for file in super().matching(unlinked, *states):
+        # An id of this form can also be one that its publisher chose, and then has a link.
+        left: dict[str, str] = {one: task for one, task in refs.items() if one not in places and may_lack_link(one)}
+        left = {one: task for one, task in left.items() if one not in listed}
+        if left:
+            async for file in self._matching_refs(left, states or tuple(State)):
                 yield file
+        if listed:
+            async for file in super().matching(listed, *states):
+                yield file
+
+    async def _matching_refs(self, refs: Mapping[str, str], states: Collection[State]) -> AsyncIterator[MessageFile]:
+        """Yield the files of generated ids whose tasks are known, without listing queue/.
+
+        There a message with such an id can only have the names under which it is published, because retries wait in
+        delay/.
+        """
+        files = self.files
+        if State.READY in states:
+            for message_id, task in refs.items():
+                for name in ready_names(message_id, task):
+                    if has_entry(name, files.queue):
+                        yield MessageFile(State.READY, files.queue, name, name)
+        for state in (State.LEASED, State.DELAYED, State.FAILED, State.DONE):
+            async for found in self._waiting() if state is State.DELAYED else self.slices(state):
+                for file in found:
+                    if file.state in states and self.message_id(file) in refs:
+                        yield file
+
+    async def _waiting(self) -> AsyncIterator[list[MessageFile]]:
+        """List delay/, in slices. What is due is ready."""
+        now = self._clock.time()
+        async for names in name_slices(self.files.delay):
+            yield [file for name in names if (file := self._delayed(name, now)) is not None]
 
     def _file_at(self, place: Place) -> MessageFile | None:
         """Return the file of a message at its place; None in tmp/, where it is not stored yet."""
@@ -111,15 +168,16 @@ class FileBrowser(QueueBrowser[QueueDir]):
         if place.directory == "delay":
             return self._delayed(place.name, self._clock.time())
         state = {"queue": State.READY, "fail": State.FAILED, "done": State.DONE}.get(place.directory)
-        return None if state is None else MessageFile(state, place.descriptor(self.files), place.name, place.name)
+        return None if state is None else self._plain(state, place.descriptor(self.files), place.name)
 
     def glance(self, retention: Mapping[str, str]) -> QueueGlance:
-        """Glance at the queue without listing it. Ready messages are in queue/, and due ones in delay/."""
+        """Glance at the queue without listing it. Ready messages are in queue/ and in loads, and due ones in delay/."""
         files = self.files
+        has_loads = any(map(is_load, os.listdir(files.base)))
         return QueueGlance(
             is_paused=files.is_down,
             has_leases=not has_at_most(files.lease, 0),
-            is_short=all(has_at_most(directory, COUNTED) for directory in (files.queue, files.delay)),
+            is_short=not has_loads and all(has_at_most(one, COUNTED) for one in (files.queue, files.delay)),
             retention=retention,
         )
 
@@ -128,7 +186,8 @@ class FileBrowser(QueueBrowser[QueueDir]):
 
         A file of another program, which does not have an item's name yet, gets a digest of it.
         """
-        return parse_id(file.item) or "x-" + hashlib.sha256(os.fsencode(file.item)).hexdigest()[:40]
+        item = plain_item(file.item) if file.state is State.FAILED else file.item
+        return parse_id(item) or "x-" + hashlib.sha256(os.fsencode(item)).hexdigest()[:40]
 
     def finished_at(self, status: os.stat_result) -> float:
         """Return the modification time, which the settlement sets."""
@@ -137,6 +196,10 @@ class FileBrowser(QueueBrowser[QueueDir]):
     def reason_name(self, item: str) -> str:
         """Return the name of a hidden file in fail/."""
         return reason_name(item)
+
+    def _read_error(self, file: MessageFile) -> str | None:
+        error = super()._read_error(file)
+        return cancelled_text("") if error is None and is_cancelled_name(file.name) else error
 
     def _enqueued_at(self, item: str) -> float | None:
         parsed = parse_item(item, local=self._local_time)

@@ -30,7 +30,7 @@ _KINDS = 200
 
 def write_partition(
     run: int, name: str, batches: Iterable[Sequence[Draft]], *, mode: int, clock: Clock, flusher: BackgroundSync | None
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Write an attempt's directory.
 
     Args:
@@ -42,7 +42,7 @@ def write_partition(
         flusher: Syncs the files in the background.
 
     Returns:
-        The number of messages, and the bytes of their bodies.
+        The number of messages, the bytes of their bodies, and how many messages have a due time.
     """
     partition = _make(name, run)
     count = size = 0
@@ -68,7 +68,7 @@ def write_partition(
     finally:
         _close(chunk)
         os.close(partition)
-    return count, size
+    return count, size, names.delayed
 
 
 def _make(name: str, parent: int) -> int:
@@ -85,9 +85,14 @@ def _close(fd: int) -> None:
 
 
 class _Names:
-    """Names of staged files: `<row>.<due, ms>_<tries>[_<task>]`."""
+    """Names of staged files: `<row>.<due, ms>_<tries>[_<task>]`.
+
+    Attributes:
+        delayed: How many of them have a due time.
+    """
 
     def __init__(self, clock: Clock) -> None:
+        self.delayed = 0
         self._clock = clock
         self._kinds: dict[tuple[str | None, int, tuple[str, ...]], str] = {}
 
@@ -105,7 +110,10 @@ class _Names:
             suffix = _suffix(draft)
             if len(self._kinds) < _KINDS:
                 self._kinds[kind] = suffix
-        due = _due_ms(draft, self._clock) if draft.due_at is not None or draft.delay > 0 else 0
+        due = 0
+        if draft.due_at is not None or draft.delay > 0:
+            self.delayed += 1
+            due = _due_ms(draft, self._clock)
         return f"{row:09d}.{due}{suffix}"
 
 

@@ -70,7 +70,7 @@ class StoredCell(msgspec.Struct, gc=False):
         value: Its value.
         expires_ns: Unix nanoseconds at which it expires, or 0.
         name: Its name, if the file has a digest as its name.
-        group: The name of its group, likewise.
+        group: The name of its group, if the directory has a digest as its name.
     """
 
     version: str
@@ -110,7 +110,7 @@ def file_name(text: str) -> str:
 
 
 def name_of(file: str) -> str | None:
-    """Return the text for which a file has its name. Empty: the name is a digest. None: it is no cell's name."""
+    """Return the text of the name of a file. Empty: the name is a digest. None: cells do not have such names."""
     if file.startswith(_DIGEST):
         return ""
     if file.startswith("."):
@@ -123,7 +123,7 @@ def name_of(file: str) -> str | None:
 
 
 def read_cell(name: str, directory: int) -> StoredCell | None:
-    """Read a cell, which may have expired. None: it is absent. Whatever else has the name is no cell.
+    """Read a cell, which may have expired. None: it is absent. Whatever else has the name does not count.
 
     Args:
         name: The name of its file.
@@ -199,6 +199,7 @@ class CellFile:
         if file_name(cell.group).startswith(_DIGEST):
             header.group = cell.group
         self._temporary = f"{TEMPORARY}{version}"
+        self._is_moved = False
         self.fd = create_file(self._temporary, files.tmp, files.item_mode)
         try:
             write_all(self.fd, _encoder.encode(header) + b"\n" + cell.value)
@@ -243,6 +244,7 @@ class CellFile:
             # A lost reply, as above.
             if find_inode(self._name, group) != self._inode:
                 raise
+        self._is_moved = True
 
     def has_entry(self, group: int) -> bool:
         """Return whether anything has its name."""
@@ -253,4 +255,5 @@ class CellFile:
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
-            try_unlink(self._temporary, self._tmp)
+            if not self._is_moved:
+                try_unlink(self._temporary, self._tmp)

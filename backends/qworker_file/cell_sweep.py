@@ -56,8 +56,10 @@ class CellSweeper:
             self._began_at = now
             self._groups = await self._list_groups()
         ends = time.perf_counter() + _ROUND
-        while time.perf_counter() < ends and self._open_next():
+        while self._open_next():
             await self._sweep_some()
+            if time.perf_counter() > ends:
+                return
 
     def close(self) -> None:
         """Leave the group that is swept now. Idempotent."""

@@ -28,6 +28,10 @@ __all__ = ["carry_out", "open_group", "read_version", "reply_without_cells"]
 _TURN = 0.002
 # Bytes of the values in one page.
 _PAGE_BYTES = 1 << 20
+# Files read between two turns of the loop; about 2 ms of work.
+_SLICE = 100
+# Groups of which one cell is remembered.
+_MOST_SEEN = 10_000
 # Attempts to remove a group in which another process puts cells that expire at once.
 _CLOSINGS = 10
 
@@ -198,7 +202,7 @@ class _Batch:
                 return CellReply(False, None if stored is None else _to_cell(stored, cell, now))
             try:
                 # Only puts without the lock make names: one could make this one now. What has a name keeps it.
-                if written.has_entry(group):
+                if stored is not None or written.has_entry(group):
                     written.replace(group)
                 elif not written.put_first(group):
                     continue
@@ -231,16 +235,34 @@ class _Batch:
                     # This batch may have removed its last cell.
                     self._changed.add(cells)
                 return True
+            # Mostly there is a cell, which is found without the lock.
+            group = self._open(name)
+            if group is not None and await self._has_live(name, group, now):
+                return False
             group = await self._lock(name)
             if group is None:
                 return True
-            if await first_live(group, now) is not None:
+            if await self._has_live(name, group, now):
                 return False
             if not await remove_expired(group, now):
                 # Others have put files or directories there that are no cells.
                 return True
             # Not for the other operations of the batch: the group is removed now.
             self._unlock()
+        return True
+
+    async def _has_live(self, name: str, group: int, now: float) -> bool:
+        """Return whether a group has a cell: mostly the one that was found last time, which costs no listing."""
+        seen, key = self._store.live_cells, (self._files.name, name)
+        if key in seen and _read_live(seen[key], group, now) is not None:
+            return True
+        found = await first_live(group, now)
+        if found is None:
+            seen.pop(key, None)
+            return False
+        if len(seen) >= _MOST_SEEN:
+            seen.clear()
+        seen[key] = found[0]
         return True
 
     # -- lists -------------------------------------------------------------------------------------------------------
@@ -373,21 +395,31 @@ def _read_live(file: str, group: int, now: float) -> StoredCell | None:
 # -- groups as a whole -----------------------------------------------------------------------------------------------
 
 
-async def first_live(group: int, now: float) -> StoredCell | None:
-    """Return a cell of a group that has not expired, or None if there is none."""
-    for file in await list_names(group):
-        if name_of(file) is not None and (stored := _read_live(file, group, now)) is not None:
-            return stored
+async def first_live(group: int, now: float) -> tuple[str, StoredCell] | None:
+    """Return a cell of a group that has not expired, with the name of its file, or None if there is none."""
+    # A descriptor of its own, whose position no other listing shares.
+    fd = open_directory(".", group)
+    try:
+        with os.scandir(fd) as entries:
+            for number, entry in enumerate(entries):
+                if name_of(entry.name) is not None and (stored := _read_live(entry.name, group, now)) is not None:
+                    return entry.name, stored
+                if number % _SLICE == _SLICE - 1:
+                    await asyncio.sleep(0)
+    finally:
+        os.close(fd)
     return None
 
 
 async def _first_live_in(cells: int, file: str, now: float) -> StoredCell | None:
+    """Return a cell of the group with this directory that has not expired."""
     try:
         group = open_directory(file, cells)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return await first_live(group, now)
+        found = await first_live(group, now)
+        return None if found is None else found[1]
     finally:
         os.close(group)
 

@@ -18,6 +18,7 @@ from qworker.kit.opening import open_directory, open_entry
 from qworker_file.holds import is_held, read_end_ms
 from qworker_file.id_place import Located, Place, is_unchanged, locate, read_status, record_place, recorded_place
 from qworker_file.layout import QueueDir
+from qworker_file.loads import staged_files
 from qworker_file.names import index_name, may_lack_link, parse_delay, parse_id, parse_lease, place_name
 from qworker_file.publish_plan import Plan
 
@@ -205,6 +206,8 @@ async def _lock_index(files: QueueDir) -> int:
 async def _ids_stored(files: QueueDir, wanted: frozenset[str]) -> set[str]:
     """Find the ids that are stored by a publisher that did not choose them, by listing every state."""
     found: set[str] = set()
+    async for staged in staged_files(files.base, local_time=False):
+        found.update([parse_id(file.item) or "" for file in staged])
     for name in await list_names(files.queue):
         found.add(parse_id(name) or "")
     for name in await list_names(files.delay):

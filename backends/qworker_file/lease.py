@@ -60,6 +60,10 @@ class FileLease(Lease, kw_only=True, eq=False, weakref=True):
     # How it ended; None while it is held.
     ended: Settlement | None = None
     lost: bool = False
+    # Set by the first attempt to end it, whose outcome may be unknown.
+    is_ending: bool = False
+    # Its name after an extension that is under way, in another thread.
+    moves_to: str = ""
     # Where it is ready again, after a release or a retry: the name, and whether it is in queue/.
     released_as: str | None = None
     is_in_queue: bool = False
@@ -248,10 +252,19 @@ def _lock(fd: int) -> bool:
     return True
 
 
-def try_rename(name: str, target: str, source: int, destination: int, fd: int) -> bool:
+def try_rename(name: str, target: str, source: int, destination: int, fd: int, token: int | None = None) -> bool:
     """Rename the file that `fd` has open and return whether the name existed.
 
     An error that is reported although the rename has happened is ignored.
+
+    Args:
+        name: The file's name.
+        target: The new name.
+        source: The descriptor of its directory.
+        destination: The descriptor of the new directory.
+        fd: The open file.
+        token: The token of the lease that this rename ends. A file with a later time was cancelled, requeued and leased
+            again, and another holder has moved it to the same name. None: no other rename has this target.
     """
     try:
         rename_file(name, target, source, destination)
@@ -262,7 +275,7 @@ def try_rename(name: str, target: str, source: int, destination: int, fd: int) -
             if error.errno == errno.ENOENT:
                 return False
             raise error from None
-        if found.st_ino == os.fstat(fd).st_ino:
+        if found.st_ino == os.fstat(fd).st_ino and (token is None or found.st_mtime_ns <= token):
             return True
         if error.errno == errno.ENOENT:
             return False
@@ -303,7 +316,7 @@ def _extend_one(lease: FileLease, visibility: float, expiries: ExpiryClock, cloc
     now = clock.time()
     expiry = expiries.next(now + visibility, now)
     # The holder comes from the name: another process may have found a detached lease again.
-    path = lease_name(lease.item, expiry, lease.extends_as or lease.path.rpartition(".")[2])
+    path = lease.moves_to = lease_name(lease.item, expiry, lease.extends_as or lease.path.rpartition(".")[2])
     if not try_rename(lease.path, path, lease.files.lease, lease.files.lease, lease.fd):
         return False
     lease.path = path

@@ -38,6 +38,7 @@ def end_lease(
         return frozenset({lease.files.lease}) if same else None
     if lease.lost:
         return None
+    lease.is_ending = True
     step = _STEPS[settlement.action]
     changed = step(settlement, lease, now) if settlement.action is not SettleAction.ACK or keep_done else _unlink(lease)
     if changed is None:
@@ -83,7 +84,7 @@ def _fail(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int
 
 
 def _finish(lease: FileLease, target: int, now: float) -> frozenset[int] | None:
-    if not try_rename(lease.path, lease.item, lease.files.lease, target, lease.fd):
+    if not try_rename(lease.path, lease.item, lease.files.lease, target, lease.fd, lease.token):
         return None
     # The time at which it finished, which is never before its token.
     moment = max(int(now * 1e9), lease.token)
@@ -104,13 +105,13 @@ def _retry(settlement: Settlement, lease: FileLease, now: float) -> frozenset[in
 def _release(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int] | None:
     if settlement.delay > 0:
         return _delay(lease, lease.item, now + settlement.delay)
-    if not lease.locked:
+    if not lease.locked or lease.message.tries:
         # Not queue/: an fsq program could take it from there while this process does not have the lock, but not from
-        # delay/.
+        # delay/. And there a message with tries is found without listing queue/.
         return _delay(lease, lease.item, now)
     files = lease.files
     _record(lease, "queue", lease.item)
-    if not try_rename(lease.path, lease.item, files.lease, files.queue, lease.fd):
+    if not try_rename(lease.path, lease.item, files.lease, files.queue, lease.fd, lease.token):
         return None
     lease.released_as, lease.is_in_queue = lease.item, True
     return frozenset({files.lease, files.queue})
@@ -120,7 +121,7 @@ def _delay(lease: FileLease, item: str, due: float) -> frozenset[int] | None:
     files = lease.files
     name = delay_name(item, int(due * 1000))
     _record(lease, "delay", name)
-    if not try_rename(lease.path, name, files.lease, files.delay, lease.fd):
+    if not try_rename(lease.path, name, files.lease, files.delay, lease.fd, lease.token):
         return None
     lease.released_as = name
     return frozenset({files.lease, files.delay})

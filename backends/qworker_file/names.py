@@ -1,6 +1,7 @@
 """The names of files, which are the complete state of a message. No code here uses a disk.
 
     item     _<timestamp>_<entropy>_<pid>_<host>_<tries>[_<argument>]...      in queue/, done/ and fail/: an fsq item
+    fail     <item>_~cancelled                                                in fail/: a cancelled item
     lease    <item>.<expiry, ms>.<holder>                                     in lease/
     delay    <due, ms>.<item>                                                 in delay/
 
@@ -31,13 +32,16 @@ __all__ = [
     "Item",
     "alias_target",
     "byte_length",
+    "cancelled_name",
     "delay_name",
     "given_id",
     "hold_end_ms",
     "hold_name",
     "index_name",
+    "is_cancelled_name",
     "is_delay_name",
     "is_due_time",
+    "is_generated_id",
     "item_name",
     "lease_name",
     "make_alias",
@@ -47,6 +51,8 @@ __all__ = [
     "parse_item",
     "parse_lease",
     "place_name",
+    "plain_item",
+    "ready_names",
     "reason_name",
     "stem_for",
     "with_tries",
@@ -68,6 +74,9 @@ _GIVEN = "~"
 # The last due time that 13 digits can show, in the year 2286. Later ones are due then.
 LAST_DUE_MS = 9_999_999_999_999
 _ALIAS = "~"
+# The last argument of a cancelled item in fail/. So the rename decides that it is cancelled, and the reason has
+# another name than that of a holder that fails the message at the same moment.
+_CANCELLED = "~cancelled"
 # Marks follow a given id in the host field, each after a comma, which no id has. Unknown marks are kept as they are.
 _MARK = ","
 _HOLD = "h"
@@ -261,6 +270,36 @@ def parse_delay(name: str) -> tuple[int, str] | None:
     if not dot or not item or not _number(due):
         return None
     return int(due), item
+
+
+def cancelled_name(item: str) -> str:
+    """Return the name in fail/ of an item that is cancelled."""
+    return f"{item}{item[0]}{_CANCELLED}"
+
+
+def is_cancelled_name(name: str) -> bool:
+    """Return whether a name in fail/ is that of a cancelled item."""
+    return name.endswith(_CANCELLED) and name[-len(_CANCELLED) - 1] == name[0]
+
+
+def plain_item(name: str) -> str:
+    """Return the item in a name of fail/, whether it was cancelled or not."""
+    return name[: -len(_CANCELLED) - 1] if is_cancelled_name(name) else name
+
+
+def ready_names(message_id: str, task: str) -> tuple[str, ...]:
+    """Return the names in queue/ that a message of a task can have whose id qworker created.
+
+    A message with tries waits in delay/. The label of the task is left out if it does not fit.
+    """
+    plain, labelled = item_name(message_id, 0), item_name(message_id, 0, (task,))
+    return (labelled, plain) if byte_length(labelled) <= MAX_OWN else (plain,)
+
+
+def is_generated_id(message_id: str) -> bool:
+    """Return whether an id has the form of those that qworker creates, which are the first fields of an item."""
+    usual = _USUAL.fullmatch(f"_{message_id}_0")
+    return usual is not None and usual.end(4) <= 121
 
 
 def reason_name(item: str) -> str:

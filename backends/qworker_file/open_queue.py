@@ -15,12 +15,16 @@ from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify
 from qworker.kit.store_errors import DAMAGED, FULL
+from qworker.message import LostLease
 from qworker_file.foreign import ClaimResult, move_to_failed
 from qworker_file.holder import DETACHED, Holder
 from qworker_file.layout import QueueDir
 from qworker_file.lease import ExpiryClock, FileLease, claim, read_large_body
 from qworker_file.lease_end import release
 from qworker_file.lease_length import CLOCK_STEP
+from qworker_file.load_window import LoadWindow
+from qworker_file.loads import is_load
+from qworker_file.losses import drop_lost
 from qworker_file.names import LAST_DUE_MS, delay_name, is_delay_name, is_due_time, parse_delay
 from qworker_file.read_ahead import ReadAhead
 from qworker_file.reap import ObservedLease, QueueReaper
@@ -61,10 +65,15 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         self._delayed = Window(files.delay, local=local_disk, skip=blocked_delayed, is_ordered=is_delay_name)
         super().__init__(files, clock, inotify, (self._ready, self._delayed), local_disk=local_disk, rescan=rescan)
         self._blocked = {files.queue: blocked_ready, files.delay: blocked_delayed}
+        self.loads = LoadWindow(files, clock, records, local_time=local_time)
         self._holder = holder
         self._local_disk = local_disk
         self._local_time = local_time
-        self._reaper = QueueReaper(files, clock, local_disk=local_disk, own=self.own, holder=lambda: holder.name)
+        # The lost leases of this instance that were not reported yet.
+        self._losses: list[LostLease] = []
+        self._reaper = QueueReaper(
+            files, clock, local_disk=local_disk, own=self.own, losses=self._losses, holder=lambda: holder.name
+        )
         self._read_ahead = ReadAhead(files.queue, self._ready.peek)
         # Due messages taken from the window of delay/: (item, name there).
         self._due: list[tuple[str, str]] = []
@@ -101,8 +110,10 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         elif name[0] != ".":
             self._delayed.add(name)
 
-    def _on_base_change(self, _name: str | None) -> None:
+    def _on_base_change(self, name: str | None) -> None:
         self._is_stirred = True
+        if name is None or is_load(name):
+            self.loads.find()
 
     def _offer(self, name: str) -> None:
         self._ready.add(name)
@@ -141,11 +152,25 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         if self._has_blocked:
             self._retry_blocked()
         self._take_due()
+        self.loads.refresh(self._rescan)
         if self._ready or self._due:
             return True
+        # Also if a load has messages: older ones may be in queue/.
         await self._refresh()
         self._take_due()
-        return bool(self._ready or self._due)
+        return self._has_candidates
+
+    @property
+    def _has_candidates(self) -> bool:
+        return bool(self._ready or self._due or self.loads)
+
+    async def _refresh(self) -> None:
+        await super()._refresh()
+        self.loads.refresh(self._rescan)
+
+    def until_check(self) -> float:
+        """Return the seconds until the next check. What other workers left of a load is looked for again soon."""
+        return min(super().until_check(), self.loads.until_retry())
 
     def _retry_blocked(self) -> None:
         for source, window in ((self.files.queue, self._ready), (self.files.delay, self._delayed)):
@@ -231,7 +256,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             for lease in leases:
                 self.own.pop(lease.item, None)
                 release(lease, now)
-                self.added([lease.item], [], returned=True)
+                self._offer_released(lease)
             raise
         return leases
 
@@ -248,7 +273,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             if found is None:
                 await self._refresh()
                 self._take_due()
-                if not (self._ready or self._due):
+                if not self._has_candidates:
                     return
                 continue
             source, name, item = found
@@ -262,6 +287,9 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             if isinstance(claimed, FileLease):
                 claimed.expires_at, claimed.deadline = expires_at, deadline
                 leases.append(claimed)
+                if claimed.item in self.own:
+                    # It was cancelled or failed, and requeued, before a reap has noticed it.
+                    drop_lost(self.own[claimed.item], self.own, self._losses)
                 self.own[claimed.item] = claimed
                 if claimed.is_unread:
                     # The caller begins to extend these leases before it gets more.
@@ -276,17 +304,26 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 moment = time.perf_counter()
                 turn_ends = moment + _TURN
 
+    def _offer_released(self, lease: FileLease) -> None:
+        names = [] if lease.released_as is None else [lease.released_as]
+        self.added(*((names, []) if lease.is_in_queue else ([], names)), returned=True)
+
     def _try_claim(self, source: int, name: str, item: str, suffix: str, now: float) -> FileLease | ClaimResult:
         files = self.files
         try:
             claimed = claim(files, source, name, item, suffix, now=now, local=self._local_time)
         except OSError as error:
+            if source not in self._blocked:
+                self.loads.block(error, source)
+                return ClaimResult.BLOCKED
             if self._block(source, name, error, files.lease):
                 return ClaimResult.BLOCKED
             # The store failed, not the message, which is tried again.
             self.added(*(([name], []) if source == files.queue else ([], [name])), returned=True)
             raise
-        if self._has_blocked and claimed is not ClaimResult.TOO_LARGE:
+        if source not in self._blocked:
+            self.loads.on_claimed(claimed)
+        elif self._has_blocked and claimed is not ClaimResult.TOO_LARGE:
             self._unblock(source, name)
         return claimed
 
@@ -303,14 +340,18 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             self.own.pop(lease.item, None)
             release(lease, self._clock.time())
             if error.errno in DAMAGED:
-                move_to_failed(self.files, self.files.queue, lease.item, f"it cannot be read: {error.strerror}")
+                if lease.released_as is not None:
+                    source = self.files.queue if lease.is_in_queue else self.files.delay
+                    move_to_failed(self.files, source, lease.released_as, f"it cannot be read: {error.strerror}")
                 return
-            self.added([lease.item], [], returned=True)
+            self._offer_released(lease)
             if not leases:
                 raise
 
     def _skip(self, source: int, name: str, result: ClaimResult) -> None:
         """Continue after a name that gave no lease."""
+        if source not in self._blocked:
+            return
         if result is ClaimResult.TOO_LARGE:
             self._block_too_large(source, name)
             return
@@ -327,6 +368,9 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
     def _next(self) -> tuple[int, str, str] | None:
         """Take the next candidate: directory, name there, item."""
         ready = self._ready.first()
+        staged = self.loads.first()
+        if staged is not None and (ready is None or staged[0] < ready) and (not self._due or staged < self._due[0]):
+            return self.loads.take()
         if self._due and (ready is None or self._due[0][0] <= ready):
             item, name = heapq.heappop(self._due)
             return self.files.delay, name, item
@@ -422,8 +466,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
 
     @property
     def is_needed(self) -> bool:
-        """Also while leases exist that were found again, and that this instance extends or ends."""
-        return super().is_needed or bool(self.files.found)
+        """Also while leases exist that were found again, and that this instance extends or ends, or losses."""
+        return super().is_needed or bool(self.files.found) or bool(self._losses)
 
     def count_due(self) -> int:
         """Return how many messages became due since the last call, as far as is known.
@@ -434,13 +478,18 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         self._take_due()
         return len(self._due) - before
 
-    def lose(self, items: list[str]) -> None:
-        """Drop the leases of messages that were removed."""
+    def lose(self, items: list[str], *, cancelled: bool = False) -> None:
+        """Drop the leases of messages that were removed or cancelled."""
         for item in items:
-            lease = self.own.pop(item, None)
+            lease = self.own.get(item)
             if lease is not None:
-                lease.lost = True
-                lease.close()
+                drop_lost(lease, self.own, self._losses, cancelled=cancelled)
+
+    def take_losses(self) -> list[LostLease]:
+        """Return the leases of this instance that are gone, each once."""
+        losses = self._losses.copy()
+        self._losses.clear()
+        return losses
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -463,6 +512,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             lease.lost = True
             lease.close()
         self.own.clear()
+        self.loads.close()
         if self._liveness is not None:
             # The mark of a detached holder is needed as long as its leases. A reaper removes it after them.
             if self._is_detached:

@@ -29,6 +29,8 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     local_time: bool = False
     # Seconds between two listings if no change was reported; None: it depends on how changes are reported.
     poll_interval: float | None = None
+    # Whether programs that see only queue/ and delay/ must see all messages: fsq, and older releases.
+    fsq: bool = False
     # The mode of directories that are created.
     dir_mode: int = 0o700
     # The largest body in bytes. None: any size.
@@ -44,13 +46,17 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidURL: One is unknown or not valid.
         """
-        url.only({"sync", "timezone", "poll_interval", "dir_mode", "shared", MAX_BODY, *KEEP_OPTIONS, *HISTORY_OPTIONS})
+        url.only(
+            {"sync", "timezone", "poll_interval", "fsq", "dir_mode", "shared", MAX_BODY}
+            | {*KEEP_OPTIONS, *HISTORY_OPTIONS}
+        )
         return cls(
             sync=url.choice("sync", "full", ("full", "off")) == "full",
             keep_done=keep_done(url),
             keep_failed=keep_failed(url),
             local_time=url.choice("timezone", "utc", ("utc", "local")) == "local",
             poll_interval=url.duration("poll_interval", 0.0, least=1.0) if "poll_interval" in url.options else None,
+            fsq=url.choice("fsq", "0", ("0", "1")) == "1",
             dir_mode=int(url.choice("dir_mode", "0700", _MODES), 8),
             max_body=max_body(url, DEFAULT_MAX_BODY),
             shared=shared_option(url),
@@ -65,6 +71,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"keep_done={self.keep_done}" if self.keep_done.keep else "",
             f"keep_failed={self.keep_failed}" if self.keep_failed.limits else "",
             "timezone=local" if self.local_time else "",
+            "fsq=1" if self.fsq else "",
             "" if self.shared is None else f"shared={self.shared:d}",
             "" if self.history.enabled else "history=0",
         ]

@@ -91,9 +91,10 @@ class Planner:
             own = stem_for(message_id, dated, int((now + draft.hold) * 1000) if draft.hold > 0 else None)
         name = self._name(own, draft)
         due = now + draft.delay if draft.due_at is None else draft.due_at
-        delayed = due > now
+        # With tries, its name in queue/ would not be known to a search for its id.
+        delayed = due > now or draft.tries > 0
         if delayed:
-            name = delay_name(name, int(due * 1000))
+            name = delay_name(name, int(max(due, now) * 1000))
         return Plan(draft.body, f"_{stem}_0", name, delayed, message_id)
 
     @staticmethod

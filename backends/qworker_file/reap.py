@@ -22,6 +22,7 @@ from qworker.kit.directory.liveness import AbandonedFiles, has_died
 from qworker.kit.files import list_names, try_unlink
 from qworker.kit.planted import rename_file
 from qworker.kit.threads import BlockingCall, run_in_thread
+from qworker.message import LostLease
 from qworker_file.cell_file import TEMPORARY
 from qworker_file.cell_sweep import CellSweeper
 from qworker_file.holder import DETACHED, parse_publisher
@@ -30,6 +31,8 @@ from qworker_file.id_place import Place, record_move
 from qworker_file.layout import QueueDir
 from qworker_file.lease import FileLease
 from qworker_file.lease_length import ClockMarks, LeaseTimes, read_lease_times, shared_length
+from qworker_file.loads import clean_up_loads
+from qworker_file.losses import LossDetector, drop_lost
 from qworker_file.names import delay_name, parse_id, parse_item, parse_lease, with_tries
 
 __all__ = ["ObservedLease", "QueueReaper"]
@@ -60,16 +63,26 @@ class QueueReaper:
         clock: The store's clock.
         local_disk: True if no other machine uses the directory.
         own: This instance's leases, by item.
+        losses: Receives the leases of this instance that are gone.
         holder: Returns this instance's own name.
     """
 
     def __init__(
-        self, files: QueueDir, clock: Clock, *, local_disk: bool, own: dict[str, FileLease], holder: Callable[[], str]
+        self,
+        files: QueueDir,
+        clock: Clock,
+        *,
+        local_disk: bool,
+        own: dict[str, FileLease],
+        losses: list[LostLease],
+        holder: Callable[[], str],
     ) -> None:
         self._files = files
         self._clock = clock
         self._local_disk = local_disk
         self._own = own
+        self._losses = losses
+        self._detector = LossDetector(files, own, losses, local_disk=local_disk)
         self._holder = holder
         self.observed: dict[str, ObservedLease] = {}
         self._records = BlockedRecords(files.base)
@@ -109,6 +122,8 @@ class QueueReaper:
                 await asyncio.sleep(0)
                 turn_ends = time.perf_counter() + _TURN
         self.observed = seen
+        if self._own:
+            self._detector.look(frozenset(names))
         if now - self._cleaned_at >= _CLEAN_UP:
             self._cleaned_at = now
             await self._clean_up()
@@ -194,10 +209,8 @@ class QueueReaper:
         mine = self._own.get(item)
         moved = _return_lease(self._files, name, item, self._due(name))
         if mine is not None and mine.path == name:
-            # This lease of this instance has expired. Its next extension or its end reports that.
-            mine.lost = True
-            mine.close()
-            del self._own[item]
+            # This lease of this instance has expired.
+            drop_lost(mine, self._own, self._losses)
         return moved
 
     def _due(self, name: str) -> float:
@@ -223,7 +236,9 @@ class QueueReaper:
             if self._is_gone(holder):
                 _unlink(holder, self._files.workers)
         files = self._files
-        await self._records.clean_up({"queue": files.queue, "delay": files.delay, "lease": files.lease})
+        await self._records.clean_up(
+            {"queue": files.queue, "delay": files.delay, "lease": files.lease, ".": files.base}
+        )
 
     async def _dead_holders(self) -> list[str]:
         """Find the dead holders that left their file but no lease."""
@@ -253,8 +268,11 @@ class QueueReaper:
                 continue
             try:
                 found = os.stat(name, dir_fd=self._files.tmp, follow_symlinks=False)
-                # The modification time of a cell is the moment at which it expires.
-                if (found.st_ctime if name.startswith(TEMPORARY) else found.st_mtime) < oldest:
+                is_old = found.st_mtime < oldest
+                if name.startswith(TEMPORARY):
+                    # The modification time of a cell is the moment at which it expires, and 0 if it does not.
+                    is_old = found.st_ctime < oldest or (is_old and found.st_mtime_ns != 0)
+                if is_old:
                     _unlink(name, self._files.tmp)
             except FileNotFoundError:
                 # It was published in the meantime.
@@ -263,6 +281,7 @@ class QueueReaper:
             # It takes long if a load died and left whole directories of messages. The thread has its own descriptor,
             # because it may outlive a close.
             await run_in_thread(BlockingCall.STAGE, _clean_up_staged, os.dup(self._files.tmp), oldest)
+        await run_in_thread(BlockingCall.STAGE, _clean_up_loads, os.dup(self._files.base))
 
 
 def _clean_up_staged(tmp: int, oldest: float) -> None:
@@ -270,6 +289,13 @@ def _clean_up_staged(tmp: int, oldest: float) -> None:
         clean_up_staged(tmp, oldest)
     finally:
         os.close(tmp)
+
+
+def _clean_up_loads(base: int) -> None:
+    try:
+        clean_up_loads(base)
+    finally:
+        os.close(base)
 
 
 def _return_lease(files: QueueDir, name: str, item: str, now: float) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from qworker.clock import Clock
@@ -12,12 +12,13 @@ from qworker.kit.directory.store import DirectoryStore
 from qworker.kit.directory.waiter import Waiter
 from qworker.kit.files import files_at_once
 from qworker.kit.linux import boot_id
-from qworker.message import Lease, SettleAction, Settlement
+from qworker.message import Lease, ReapResult, SettleAction, Settlement
 from qworker.names import check_existing_queue, check_queue
 from qworker_file.cell_hub import CellHub
 from qworker_file.holder import Holder
 from qworker_file.layout import create_queue, has_queue, open_queue
 from qworker_file.lease import ExpiryClock, FileLease
+from qworker_file.loads import LOAD
 from qworker_file.names import reason_name
 from qworker_file.open_queue import OpenQueue
 from qworker_file.options import FileOptions
@@ -55,6 +56,8 @@ class Store(DirectoryStore[OpenQueue]):
         self.holder = Holder(detached=detached)
         self.expiries = ExpiryClock()
         self.cell_hub = CellHub()
+        # The name of the file of one cell of a group, by queue and group: where a close looks first.
+        self.live_cells: dict[tuple[str, str], str] = {}
         # The triggers to which this store listens, by queue.
         self._triggers: dict[str, Trigger] = {}
         # The leases of other processes that were observed in queues which are not open now.
@@ -65,14 +68,14 @@ class Store(DirectoryStore[OpenQueue]):
     descriptors: ClassVar[int] = 11
 
     @property
-    def parts_of_ready(self) -> Sequence[str]:
-        """`queue` and `delay`."""
-        return "queue", "delay"
+    def parts_of_ready(self) -> Mapping[str, str]:
+        """`queue`, `delay` and the sealed loads."""
+        return {"queue": "", "delay": "", ".": LOAD}
 
     @property
-    def parts_to_reap(self) -> Sequence[str]:
-        """`lease`. Messages in `delay` are leased from there when they are due."""
-        return ("lease",)
+    def parts_to_reap(self) -> Mapping[str, str]:
+        """`lease`, and the sealed loads that must be moved. What is due in `delay` is leased from there."""
+        return {"lease": "", ".": LOAD} if self.options.fsq else {"lease": ""}
 
     def _has_queue(self, name: str) -> bool:
         return has_queue(self.root, name)
@@ -180,8 +183,8 @@ class Store(DirectoryStore[OpenQueue]):
             queue.added(released if lease.is_in_queue else [], [] if lease.is_in_queue else released, returned=True)
             self.notify(queue)
 
-    async def reap(self, queue: OpenQueue) -> int:
-        """Make expired and due messages ready, and return their number.
+    async def reap(self, queue: OpenQueue) -> ReapResult:
+        """Make expired and due messages ready, and find the lost leases.
 
         Raises:
             OSError: The store failed. Messages that were moved stay moved.
@@ -197,7 +200,7 @@ class Store(DirectoryStore[OpenQueue]):
             queue.files.users -= 1
         if returned or due:
             self.notify(queue)
-        return returned + due
+        return ReapResult(returned + due, queue.take_losses(), self.clock.time())
 
     async def _prune(self, queue: OpenQueue) -> None:
         files, options, now = queue.files, self.options, self.clock.time()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
 from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
@@ -20,11 +20,13 @@ from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import (
+    Cancelled,
     Draft,
     FinishedMessage,
     Lease,
     Query,
     QueueStats,
+    ReapResult,
     Selection,
     Settlement,
     State,
@@ -63,6 +65,8 @@ class FsqBackend(Backend):
         "priority": "items are taken in the order of their names",
         "unique_key": "the standard has no keys",
         "cells": "the standard has messages only",
+        "cancel": "an item that another process holds is locked by it, and its holder may be any program",
+        "lost_leases": "a holder checks its items when it extends or ends their leases",
         "hold": "the standard keeps no ids of messages that are gone",
         "given_ids": "an id contains the time, the process and the host of its creation",
         "fields": "an item has a name and its contents",
@@ -158,13 +162,14 @@ class FsqBackend(Backend):
         with store_errors("settle"):
             return await settle_all(store, settlements)
 
-    async def reap(self, queue: str) -> int:
+    async def reap(self, queue: str) -> ReapResult:
         """Make due items ready. If the holders are outside this process, also end the leases that have expired."""
         store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
             store.close_unused()
             opened = None if store.has_nothing_to_reap(check_existing_queue(queue)) else store.get(queue)
-            return 0 if opened is None else await reap(store, opened, expire=self._has_remote_holders)
+            count = 0 if opened is None else await reap(store, opened, expire=self._has_remote_holders)
+            return ReapResult(count, now=self._clock.time())
 
     # -- cells ---------------------------------------------------------------------------------------------------------
 
@@ -240,6 +245,10 @@ class FsqBackend(Backend):
         """Remove messages."""
         with store_errors(f"remove from {queue!r}"), (browser := self._browser(queue)).files:
             return await admin.remove(self._stores.open(), browser, selection)
+
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Refuse: a message that another holds cannot be moved."""
+        refuse_cancel("fsq", self.deviations)
 
     def _browser(self, queue: str) -> FsqBrowser:
         opened = self._stores.require_queue(queue)

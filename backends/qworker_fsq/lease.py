@@ -28,7 +28,13 @@ from qworker_fsq.item_file import fail_item, mark_due, read_due, read_original_i
 from qworker_fsq.layout import QueueDir
 from qworker_fsq.names import MAX_NAME, InvalidItemName, Item, parse, with_tries
 
-__all__ = ["ClaimedItem", "FsqLease", "SkipReason", "claim", "extend", "make_message"]
+__all__ = ["LEAST_LINGER", "LINGER", "ClaimedItem", "FsqLease", "SkipReason", "claim", "extend", "make_message"]
+
+
+# Seconds for which a finished item stays locked, and the least of them if its process ends. An fsq program that opened
+# it before it was finished, and locks it only now, would process it once more: fsq does not check the name again. On a
+# busy machine a program may stand still between these two calls.
+LINGER, LEAST_LINGER = 1.0, 0.1
 
 
 class SkipReason(Enum):

@@ -17,23 +17,22 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.kit.body_slices import ON_LOOP, OwnDescriptor, read_in_slices
-from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords
+from qworker.kit.directory.blocked import BlockedFiles, BlockedRecords, is_about_one_file
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
 from qworker.kit.inotify import Inotify, ignore
 from qworker_fsq.environment import ItemLimits
 from qworker_fsq.layout import QueueDir
-from qworker_fsq.lease import ClaimedItem, FsqLease, SkipReason, claim, make_message
+from qworker_fsq.lease import LEAST_LINGER, LINGER, ClaimedItem, FsqLease, SkipReason, claim, make_message
 
 __all__ = ["MOST_LINGERING", "OpenQueue"]
 
 _TURN = 0.002
 # Seconds between two listings if inotify reports changes.
 _RESCAN = 30.0
-# Seconds for which a finished item stays locked, and how many at most: an fsq program that opened it before it was
-# finished, and locks it only now, would process it once more.
-_LINGER, MOST_LINGERING = 0.1, 2000
+# Finished items that stay locked at most. Each takes a descriptor.
+MOST_LINGERING = 2000
 
 
 class _Tokens:
@@ -76,7 +75,8 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         # However many names are postponed, a listing shows the others.
         self._window = Window(files.queue, local=local_disk, skip=self._put_off)
         super().__init__(files, clock, inotify, (self._window,), local_disk=local_disk, rescan=_RESCAN)
-        self._blocked = {files.queue: BlockedFiles(files.name, "queue", clock, BlockedRecords(files.base))}
+        self._records = BlockedRecords(files.base)
+        self._blocked = {files.queue: BlockedFiles(files.name, "queue", clock, self._records)}
         self.trigger = files.open_trigger()
         self._limits = limits
         self._most_lingering = most_lingering
@@ -123,7 +123,9 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         Raises:
             OSError: The queue cannot be listed.
         """
-        self.follow()
+        if not self._is_followed:
+            await self._read_unsettled()
+            self.follow()
         if self.files.is_down:
             return False
         self.take_due()
@@ -153,8 +155,13 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             count += 1
         self._retry_busy()
         if self._has_blocked:
-            for name in self._blocked[self.files.queue].take_due():
-                self._offer(name)
+            blocked = self._blocked[self.files.queue]
+            for name in blocked.take_due():
+                if name in self.own:
+                    # Its worker still tries to settle it.
+                    blocked.repeat_pause(name)
+                else:
+                    self._offer(name)
         return count
 
     # -- leasing -----------------------------------------------------------------------------------------------------
@@ -247,10 +254,13 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         if claimed in {SkipReason.REFUSED, SkipReason.TOO_LARGE}:
             self._rest(name, is_too_large=claimed is SkipReason.TOO_LARGE)
             return None
-        if self._has_blocked:
+        was_busy = self._pauses.pop(name, None) if isinstance(claimed, ClaimedItem) else None
+        if isinstance(claimed, ClaimedItem) and self._is_unsettled(name, was_busy=was_busy is not None):
+            self._count_try(claimed)
+            return None
+        if self._has_blocked and not self._stays_unsettled(name, claimed):
             self._unblock(self.files.queue, name)
         if isinstance(claimed, ClaimedItem):
-            self._pauses.pop(name, None)
             return self._make_lease(claimed, now, visibility)
         if isinstance(claimed, float):
             self._put_off.add(name)
@@ -262,6 +272,43 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             self._put_off.add(name)
             self._try_later(name)
         return None
+
+    async def _read_unsettled(self) -> None:
+        """Learn which items other processes could not settle."""
+        found = {os.fsdecode(file.name) for file in await self._records.read() if file.unsettled}
+        if found:
+            self._blocked[self.files.queue].unsettled |= found
+            self._has_blocked = True
+
+    def _is_unsettled(self, name: str, *, was_busy: bool) -> bool:
+        """Return whether an item ran before, and its outcome could not be stored."""
+        if self._has_blocked and name in self._blocked[self.files.queue].unsettled:
+            return True
+        # Only another process can have had it meanwhile.
+        if not (was_busy and self._records.is_unsettled("queue", name)):
+            return False
+        self._blocked[self.files.queue].unsettled.add(name)
+        self._has_blocked = True
+        return True
+
+    def _stays_unsettled(self, name: str, claimed: ClaimedItem | SkipReason | float) -> bool:
+        is_held_back = isinstance(claimed, float) or claimed is SkipReason.BUSY
+        return is_held_back and name in self._blocked[self.files.queue].unsettled
+
+    def _count_try(self, claimed: ClaimedItem) -> None:
+        """Count a try of an item whose outcome could not be stored. It runs again only if its file can be moved.
+
+        Raises:
+            OSError: It cannot be moved.
+        """
+        name = claimed.name
+        try:
+            is_ready = claimed.retry() and claimed.name != name
+        finally:
+            claimed.close()
+        self._unblock(self.files.queue, name)
+        if is_ready:
+            self._window.add(claimed.name)
 
     def _rest(self, name: str, *, is_too_large: bool) -> None:
         """Let an item rest that is too large, or that this user cannot open."""
@@ -320,6 +367,31 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             self._put_off.add(claimed.name)
             heapq.heappush(self._due, (due, claimed.name))
 
+    def on_unsettled(self, lease: FsqLease, error: OSError) -> None:
+        """Record an item whose outcome cannot be stored because of its own file.
+
+        Its worker tries again until the lease expires. Then the item does not run again before its file can be moved.
+        """
+        files, name = self.files, lease.claimed.name
+        blocked = self._blocked[files.queue]
+        if name in blocked.unsettled or not is_about_one_file(error, files.tmp, files.queue, files.done, files.fail):
+            return
+        blocked.add_unsettled(name, error)
+        self._has_blocked = True
+
+    def on_settled(self, name: str) -> None:
+        """Forget that the outcome of an item could not be stored before."""
+        if self._has_blocked:
+            self._unblock(self.files.queue, name)
+
+    @property
+    def unsettled(self) -> list[FsqLease]:
+        """The leases of this instance whose outcome could not be stored."""
+        if not self._has_blocked:
+            return []
+        names = self._blocked[self.files.queue].unsettled
+        return [lease for name, lease in self.own.items() if name in names]
+
     def end_blocked(self, lease: FsqLease, name: str, error: OSError) -> None:
         """Let an item rest whose lease is over and which cannot be moved.
 
@@ -327,9 +399,11 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             OSError: The store failed, not the item.
         """
         ready = self.files.queue
-        if not self._block(ready, name, error, ready):
+        if not is_about_one_file(error, self.files.tmp, ready):
             raise error
         self.on_lease_end(lease, name, stays=True)
+        self._blocked[ready].add_unsettled(name, error)
+        self._has_blocked = True
         self._put_off.add(name)
 
     def _close_later(self, claimed: ClaimedItem) -> None:
@@ -338,16 +412,22 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         while len(self._lingering) > self._most_lingering:
             self._lingering.popleft()[1].close(gone=True)
         if self._timer is None:
-            self._timer = loop.call_later(_LINGER, self._close_lingering)
+            self._timer = loop.call_later(LINGER, self._close_lingering)
 
     def _close_lingering(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
-        oldest = loop.time() - _LINGER
+        oldest = loop.time() - LINGER
         while self._lingering and self._lingering[0][0] <= oldest:
             self._lingering.popleft()[1].close(gone=True)
         if self._lingering:
             self._timer = loop.call_later(self._lingering[0][0] - oldest, self._close_lingering)
+
+    def until_closable(self) -> float:
+        """Return the seconds until the queue can be closed without unlocking an item that was finished just now."""
+        if not self._lingering:
+            return 0.0
+        return max(0.0, self._lingering[-1][0] + LEAST_LINGER - asyncio.get_running_loop().time())
 
     def release_finished(self) -> None:
         """Release the locks of finished items now, because the items are needed again."""

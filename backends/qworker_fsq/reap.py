@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from qworker.kit.directory.blocked import BlockedRecords
 from qworker.kit.directory.retention import prune
 from qworker.kit.retention import RetentionPolicy
 from qworker_fsq.item_file import reason_name
+from qworker_fsq.lease import FsqLease
 from qworker_fsq.open_queue import OpenQueue
 from qworker_fsq.store import Store
 
@@ -29,8 +31,9 @@ async def reap(store: Store, queue: OpenQueue, *, expire: bool) -> int:
         OSError: The store failed.
     """
     count = queue.take_due()
-    if expire:
-        count += _expire(queue, store.clock.monotonic())
+    # The worker has given up the others whose outcome could not be stored.
+    leases = tuple(queue.own.values()) if expire else queue.unsettled
+    count += _expire(queue, leases, store.clock.monotonic())
     if queue.is_pruning_due():
         # It is no use of the queue that keeps it open.
         queue.files.users += 1
@@ -43,10 +46,11 @@ async def reap(store: Store, queue: OpenQueue, *, expire: bool) -> int:
     return count
 
 
-def _expire(queue: OpenQueue, now: float) -> int:
-    """End the leases of this instance whose time has passed, with one more try, and return their number."""
+def _expire(queue: OpenQueue, leases: Iterable[FsqLease], now: float) -> int:
+    """End those of the leases whose time has passed, with one more try, and return their number."""
     count = 0
-    for name, lease in tuple(queue.own.items()):
+    for lease in leases:
+        name = lease.claimed.name
         if lease.deadline <= now:
             try:
                 count += lease.claimed.retry()
@@ -55,6 +59,7 @@ def _expire(queue: OpenQueue, now: float) -> int:
                 queue.end_blocked(lease, name, error)
                 continue
             queue.on_lease_end(lease, name, stays=True)
+            queue.on_settled(name)
     return count
 
 

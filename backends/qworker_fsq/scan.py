@@ -20,13 +20,10 @@ from qworker.url import BackendURL
 from qworker_fsq.environment import Constants, ItemLimits
 from qworker_fsq.item_file import reason_name
 from qworker_fsq.layout import QueueDir, open_queue
-from qworker_fsq.lease import ClaimedItem, SkipReason, claim
+from qworker_fsq.lease import LEAST_LINGER, LINGER, ClaimedItem, SkipReason, claim
 from qworker_fsq.options import FsqOptions, check_host, parse_root
 
 __all__ = ["FsqSource", "open_scan"]
-
-# Seconds for which a finished item stays locked: see `open_queue`.
-_LINGER = 0.1
 
 
 def open_scan(url: BackendURL, queue: str, options: ScanOptions) -> FsqSource:
@@ -168,11 +165,13 @@ class FsqSource:
         """Keep a finished item locked for a moment."""
         now = time.monotonic()
         self._lingering.append((now, claimed))
-        while self._lingering and self._lingering[0][0] < now - _LINGER:
+        while self._lingering and self._lingering[0][0] < now - LINGER:
             self._lingering.popleft()[1].close()
 
     def close(self) -> None:
-        """Close everything."""
+        """Close everything, when the last item has been finished for a moment."""
+        if self._lingering:
+            time.sleep(max(0.0, self._lingering[-1][0] + LEAST_LINGER - time.monotonic()))
         while self._lingering:
             self._lingering.popleft()[1].close()
         for files in self._queues:

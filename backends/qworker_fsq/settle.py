@@ -74,11 +74,17 @@ def _settle_one(store: Store, settlement: Settlement, now: float) -> frozenset[i
         # The queue was deleted.
         claimed.close()
         return None
-    directories = end_lease(settlement, lease, now, store.limits)
+    try:
+        directories = end_lease(settlement, lease, now, store.limits)
+    except OSError as error:
+        queue.on_unsettled(lease, error)
+        raise
     if before is None:
         stays = directories is not None and settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP}
         due = now + settlement.delay if settlement.delay > 0 else None
         queue.on_lease_end(lease, name, stays=stays, due=due)
+        if directories is not None:
+            queue.on_settled(name)
         store.on_room()
         if stays:
             store.notify(queue)

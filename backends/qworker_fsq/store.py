@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from qworker.clock import Clock
@@ -53,15 +53,15 @@ class Store(DirectoryStore[OpenQueue]):
     descriptors: ClassVar[int] = 6
 
     @property
-    def parts_of_ready(self) -> Sequence[str]:
+    def parts_of_ready(self) -> Mapping[str, str]:
         """The directory of the items."""
         path, constants = queue_path("", self.options.host, self.options.constants), self.options.constants
-        return (f"{path}/{constants.queue}".lstrip("/"),)
+        return {f"{path}/{constants.queue}".lstrip("/"): ""}
 
     @property
-    def parts_to_reap(self) -> Sequence[str]:
+    def parts_to_reap(self) -> Mapping[str, str]:
         """None: the lock of an item ends with its process."""
-        return ()
+        return {}
 
     def _has_queue(self, name: str) -> bool:
         return has_queue(self.root, name, self.options.host, self.options.constants)
@@ -79,6 +79,15 @@ class Store(DirectoryStore[OpenQueue]):
             local_disk=self.is_local,
             most_lingering=min(MOST_LINGERING, self.most_held // 4),
         )
+
+    async def aclose(self) -> None:
+        """Close everything, after the running commits and when the last items have been finished for a moment."""
+        pause = max([queue.until_closable() for queue in self._queues.values()], default=0.0)
+        try:
+            if pause:
+                await asyncio.sleep(pause)
+        finally:
+            await super().aclose()
 
     def get_or_create(self, name: str) -> OpenQueue:
         """Return an open queue, which is created if it does not exist.

@@ -15,13 +15,26 @@ from qworker.backend import Backend
 from qworker.backend.deviations import check_hold
 from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.failure_text import cancelled_text
 from qworker.history.store import NO_HISTORY
 from qworker.kit.max_body import DEFAULT_MAX_BODY, MAX_BODY, check_bodies, max_body
 from qworker.kit.parts import WHOLE, bad_part
 from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.kit.wait import wait_for_ready
-from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.names import check_queue
+from qworker.message import (
+    Cancelled,
+    Draft,
+    Lease,
+    LostLease,
+    Query,
+    QueueStats,
+    ReapResult,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
+from qworker.names import check_queue, failure_id
 from qworker.url import BackendURL
 from qworker_memory.store import MemoryEntry, MemoryQueue, MemoryStore, MemoryWaiter
 
@@ -63,6 +76,8 @@ class MemoryBackend(Backend):
         self._kept = {State.DONE: keep_done, State.FAILED: keep_failed}
         # When each queue was last searched for finished messages to delete.
         self._pruned_at: dict[str, float] = {}
+        # The lost leases of this instance that were not reported yet, by queue.
+        self._losses: dict[str, list[LostLease]] = {}
         self._store = _stores.setdefault(name, MemoryStore())
         self.history = self._store.history if history else NO_HISTORY
 
@@ -119,7 +134,8 @@ class MemoryBackend(Backend):
             if content is None or content.paused:
                 return []
             now = self._clock.time()
-            return content.lease(limit, self._name or "memory", now, now + visibility, self.max_body)
+            losses = self._losses.setdefault(queue, [])
+            return content.lease(limit, self._name or "memory", losses, now, now + visibility, self.max_body)
 
     async def wait(self, queues: Sequence[str], timeout: float, cells: Sequence[CellWatch] = ()) -> None:
         """Wait for a ready message or a cell. The wait also ends when a message becomes due, or a cell expires."""
@@ -146,18 +162,28 @@ class MemoryBackend(Backend):
             now, keep_done = self._clock.time(), self._kept[State.DONE].keep
             return [one for one in settlements if not self._store.settle(one, now, keep_done=keep_done)]
 
-    async def reap(self, queue: str) -> int:
+    async def reap(self, queue: str) -> ReapResult:
         """Make expired and due messages ready; delete finished messages that are too old or too many."""
         with self._store.lock:
             content = self._store.queues.get(queue)
-            if content is None:
-                return 0
             now = self._clock.time()
-            count = content.reap(now)
-            self._prune(content, now)
+            count = 0 if content is None else self._reap(content, now)
+            lost = self._take_losses(queue)
         if count:
             self._store.wake(queue)
+        return ReapResult(count, lost, now)
+
+    def _reap(self, content: MemoryQueue, now: float) -> int:
+        count = content.reap(now)
+        self._prune(content, now)
         return count
+
+    def _take_losses(self, queue: str) -> list[LostLease]:
+        losses = self._losses.get(queue, [])
+        lost = losses.copy()
+        # The same list: leased messages refer to it.
+        losses.clear()
+        return lost
 
     def _prune(self, content: MemoryQueue, now: float) -> None:
         """Delete finished messages that are too old or too many. Each search reads all messages, so it is rare."""
@@ -195,7 +221,10 @@ class MemoryBackend(Backend):
     async def delete(self, queue: str) -> None:
         """Delete a queue with its messages."""
         with self._store.lock:
-            self._store.queues.pop(queue, None)
+            content = self._store.queues.pop(queue, None)
+            if content is not None:
+                for entry in content.in_state(State.LEASED):
+                    content.lose(entry)
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the messages of a queue."""
@@ -253,7 +282,9 @@ class MemoryBackend(Backend):
         """Make failed messages ready again."""
         selection.require_failed()
         with self._store.lock:
-            count = self._require(queue).requeue(selection)
+            requeued = self._require(queue).requeue(selection)
+            self._store.free_holds([failure_id(message_id) for message_id in requeued])
+            count = len(requeued)
         if count:
             self._store.wake(queue)
         return count
@@ -266,6 +297,12 @@ class MemoryBackend(Backend):
             for entry in selected:
                 content.remove(entry)
             return len(selected)
+
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Move messages to failed."""
+        selection.require_unfinished()
+        with self._store.lock:
+            return self._require(queue).cancel(selection, cancelled_text(by), self._clock.time())
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 

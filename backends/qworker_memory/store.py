@@ -18,12 +18,15 @@ import structlog
 from qworker import log_events as events
 from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.errors import QueueNotFound
+from qworker.failure_text import CANCELLED, code_of
 from qworker.history.memory import MemoryHistory
 from qworker.kit.browse import Chosen, Place, browse_rows
 from qworker.kit.max_body import describe_too_large
 from qworker.message import (
+    Cancelled,
     Draft,
     Lease,
+    LostLease,
     Message,
     Query,
     QueueStats,
@@ -58,6 +61,7 @@ class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
         holder: The worker that leases it.
         error: Why it failed last.
         held_until: Unix seconds until which its id stays taken once it was leased.
+        losses: Where the loss of its lease is reported to its holder. None: it is not leased.
     """
 
     message: Message
@@ -68,6 +72,7 @@ class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
     holder: str | None = None
     error: str | None = None
     held_until: float = 0.0
+    losses: list[LostLease] | None = None
 
     def row(self) -> _Row:
         """Return its row in the heap of its state."""
@@ -134,8 +139,16 @@ class MemoryQueue:
 
     def remove(self, entry: MemoryEntry) -> None:
         """Delete an entry."""
+        self.lose(entry)
         del self.entries[entry.message.id]
         self._free_key(entry)
+
+    @staticmethod
+    def lose(entry: MemoryEntry, *, cancelled: bool = False) -> None:
+        """Report the loss of an entry's lease, if it has one."""
+        losses, entry.losses = entry.losses, None
+        if losses is not None:
+            losses.append(LostLease(entry.message.id, entry.token, cancelled))
 
     def _free_key(self, entry: MemoryEntry) -> None:
         key = entry.message.unique_key
@@ -204,7 +217,15 @@ class MemoryQueue:
             self.put(entry, State.READY)
         return message_id
 
-    def lease(self, limit: int, holder: str, now: float, expires_at: float, max_body: int | None = None) -> list[Lease]:
+    def lease(
+        self,
+        limit: int,
+        holder: str,
+        losses: list[LostLease],
+        now: float,
+        expires_at: float,
+        max_body: int | None = None,
+    ) -> list[Lease]:
         """Lease up to `limit` ready messages. Those that are larger than `max_body` are delayed."""
         self.make_ready(State.DELAYED, now)
         leases: list[Lease] = []
@@ -214,6 +235,7 @@ class MemoryQueue:
                 continue
             entry.token += 1
             entry.holder = holder
+            entry.losses = losses
             if entry.held_until > now:
                 self.holds[entry.message.id] = entry.held_until
             self.put(entry, State.LEASED, expires_at)
@@ -236,7 +258,7 @@ class MemoryQueue:
 
     def settle(self, entry: MemoryEntry, settlement: Settlement, now: float, *, keep_done: bool) -> None:
         """End the lease of an entry."""
-        entry.holder = None
+        entry.holder = entry.losses = None
         if settlement.action is SettleAction.ACK:
             if keep_done:
                 self.put(entry, State.DONE, now)
@@ -260,6 +282,7 @@ class MemoryQueue:
         self.holds = {message_id: end for message_id, end in self.holds.items() if end > now}
         self.cells.sweep(now)
         for entry in expired:
+            self.lose(entry)
             entry.holder = None
             entry.count_try("the lease expired", died=True)
         return len(due) + len(expired)
@@ -280,14 +303,27 @@ class MemoryQueue:
             retention=retention,
         )
 
-    def requeue(self, selection: Selection) -> int:
-        """Make failed messages ready again and return their number."""
+    def requeue(self, selection: Selection) -> list[str]:
+        """Make failed messages ready again and return their ids."""
         chosen = [entry for entry in self.select(selection) if entry.state is State.FAILED]
         for entry in chosen:
             entry.error = None
             entry.message = msgspec.structs.replace(entry.message, tries=0, deaths=0)
             self.put(entry, State.READY)
-        return len(chosen)
+        return [entry.message.id for entry in chosen]
+
+    def cancel(self, selection: Selection, reason: str, now: float) -> list[Cancelled]:
+        """Move waiting and leased messages to failed, and return what was found."""
+        found: list[Cancelled] = []
+        for entry in self.select(selection):
+            finished = entry.state in {State.DONE, State.FAILED}
+            already = entry.state is State.FAILED and code_of(entry.error) == CANCELLED
+            found.append(Cancelled(entry.message.id, entry.state, entry.token, already))
+            if not finished:
+                self.lose(entry, cancelled=True)
+                entry.holder, entry.error = None, reason
+                self.put(entry, State.FAILED, now)
+        return found
 
 
 class MemoryStore:
@@ -298,6 +334,13 @@ class MemoryStore:
         self.queues: dict[str, MemoryQueue] = {}
         self.waiters: set[MemoryWaiter] = set()
         self.history = MemoryHistory()
+
+    def free_holds(self, ids: Sequence[str]) -> None:
+        """End the holds of ids in every queue."""
+        for content in self.queues.values():
+            if content.holds:
+                for message_id in ids:
+                    content.holds.pop(message_id, None)
 
     def get_or_create(self, queue: str) -> MemoryQueue:
         """Return a queue. Create it if it does not exist."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import msgspec
 
 from qworker.backend import Backend
-from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
 from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
@@ -33,7 +33,18 @@ from qworker.kit.opening import open_directory
 from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
-from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.message import (
+    Cancelled,
+    Draft,
+    Lease,
+    Query,
+    QueueStats,
+    ReapResult,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_queue, is_queue_name
 from qworker.url import BackendURL
 from qworker_mq.ids import is_uuid
@@ -61,6 +72,8 @@ class MqBackend(Backend):
         "priority": "mq has no priorities",
         "unique_key": "mq has no keys",
         "cells": "mq has messages only",
+        "cancel": "another program that holds a message expects it in its place",
+        "lost_leases": "a holder sees the end of its lease when it extends or ends it",
         "hold": "mq keeps no ids of messages that are gone",
         "given_ids": "an mq id is a UUID; only such ids can be given",
         "fields": "a message consists of its contents only",
@@ -184,13 +197,13 @@ class MqBackend(Backend):
             root = self._roots.open()
             return await self._shield(settle_messages(root.store, root.trash, settlements), *queues)
 
-    async def reap(self, queue: str) -> int:
+    async def reap(self, queue: str) -> ReapResult:
         """Return expired and due messages, and do the daemons' work."""
         with self._using(queue):
             root = self._roots.open()
             count = root.reaper.reap(check_queue(queue))
             await root.store.clean_up_records(queue)
-            return count
+            return ReapResult(count, now=self._clock.time())
 
     # -- cells ---------------------------------------------------------------------------------------------------------
 
@@ -270,6 +283,10 @@ class MqBackend(Backend):
         """Delete messages."""
         with self._using(queue):
             return await self._shield(self._open_existing(queue).admin.remove(queue, selection), queue)
+
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Refuse: a message that another holds cannot be moved."""
+        refuse_cancel("mq", self.deviations)
 
     # -- not in the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 

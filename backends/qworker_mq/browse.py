@@ -7,10 +7,13 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import msgspec
+
 from qworker.kit.body_slices import OwnDescriptor, leave_unread, read_body
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows
 from qworker.kit.files import read_file
 from qworker.kit.find import find_each
+from qworker.kit.max_body import describe_too_large
 from qworker.kit.opening import open_entry
 from qworker.kit.parts import HashShare, in_pages
 from qworker.message import Message, Query, State, StoredMessage
@@ -83,7 +86,9 @@ class Browser:
         async def find_once(wanted: frozenset[str]) -> AsyncIterator[StoredMessage]:
             for number, message_id in enumerate(wanted):
                 locations = self.locations(open_queue, message_id)
-                seen = (self._read(open_queue, state, message_id, location) for state, location in locations)
+                seen = (
+                    self._read(open_queue, state, message_id, location, any_size=True) for state, location in locations
+                )
                 if (stored := next((one for one in seen if one is not None), None)) is not None:
                     yield stored
                 if number % 50 == 49:
@@ -165,7 +170,20 @@ class Browser:
             return self._read(queue, state, message_id, (message_id, queue.dirs.ready))
         return stored
 
-    def _read(self, queue: OpenQueue, state: State, message_id: str, location: Location) -> StoredMessage | None:
+    def _read(
+        self, queue: OpenQueue, state: State, message_id: str, location: Location, *, any_size: bool = False
+    ) -> StoredMessage | None:
+        """Read a message; return None if it is gone.
+
+        Args:
+            queue: The queue.
+            state: Its state.
+            message_id: Its id.
+            location: Where it is.
+            any_size: Whether to return a message whose body is larger than `max_body`. It has no body then, and an
+                error. Callers of `browse` copy bodies elsewhere and remove the messages, so they must not get it.
+        """
+        most = self._store.options.max_body
         try:
             fd = open_entry(location[0], os.O_RDONLY, location[1])
         except FileNotFoundError:
@@ -175,10 +193,17 @@ class Browser:
             return self._make_stored(queue, state, message_id, location, b"", 0.0)
         try:
             found = os.fstat(fd)
-            body = read_body(fd, found.st_size) if stat.S_ISREG(found.st_mode) else b""
+            is_file = stat.S_ISREG(found.st_mode)
+            is_too_large = is_file and most is not None and found.st_size > most
+            if is_too_large and not any_size:
+                return None
+            body = read_body(fd, found.st_size) if is_file and not is_too_large else b""
         finally:
             os.close(fd)
-        return self._make_stored(queue, state, message_id, location, body, found.st_mtime)
+        stored = self._make_stored(queue, state, message_id, location, body, found.st_mtime)
+        if is_too_large:
+            return msgspec.structs.replace(stored, error=describe_too_large(found.st_size, most or 0))
+        return stored
 
     def _make_stored(
         self,

@@ -202,7 +202,7 @@ async def browse(server: ServerClient, queue: str, query: Query) -> AsyncIterato
 
 async def find(server: ServerClient, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
     """Find messages by their ids, a bounded number with each request."""
-    unique = list(dict.fromkeys(ids))
+    unique = list(dict.fromkeys(map(str, ids)))
     messages: list[StoredMessage] = []
     # A request without ids shows whether the queue exists.
     for first in range(0, max(1, len(unique)), _FOUND):

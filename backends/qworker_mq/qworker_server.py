@@ -12,13 +12,24 @@ from typing import Any, ClassVar, Self, cast
 import msgspec
 
 from qworker.backend import Backend
-from qworker.backend.deviations import no_cells, refuse_watches
+from qworker.backend.deviations import no_cells, refuse_cancel, refuse_watches
 from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import InvalidURL
 from qworker.kit.parts import WHOLE
 from qworker.kit.wait import wait_for_ready
-from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.message import (
+    Cancelled,
+    Draft,
+    Lease,
+    Query,
+    QueueStats,
+    ReapResult,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_queue, forms_of_all
 from qworker.url import BackendURL
 from qworker_mq import native_calls
@@ -46,6 +57,8 @@ class QworkerServerBackend(Backend):
 
     deviations: ClassVar[Mapping[str, str]] = {
         "cells": "the server has no endpoint for them",
+        "cancel": "the server has no endpoint for it",
+        "lost_leases": "the leases are the server's: the next extension shows that one is lost",
         "keep_done": "the server's own URL decides which messages are kept",
         "max_body": "the server's own URL and --max-body-size decide how large a body can be",
         "max_body_stored": "the server's own URL decides which messages are leased",
@@ -53,6 +66,7 @@ class QworkerServerBackend(Backend):
 
     def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._server = ServerClient(url)
+        self._clock = clock
         self.remote_leases = native_calls.RemoteServerLeases(self._server, clock) if remote_leases else None
         self._durability: str | None = None
         # Whether the server has a history is known when the backend is open.
@@ -123,9 +137,10 @@ class QworkerServerBackend(Backend):
         """End leases."""
         return await native_calls.settle(self._server, settlements)
 
-    async def reap(self, queue: str) -> int:
-        """Let the server reap, as it does every second anyway."""
-        return await native_calls.call_for_count(self._server, "reap", queue)
+    async def reap(self, queue: str) -> ReapResult:
+        """Let the server reap, as it does every second anyway. The leases are the server's."""
+        count = await native_calls.call_for_count(self._server, "reap", queue)
+        return ReapResult(count, now=self._clock.time())
 
     # -- cells ---------------------------------------------------------------------------------------------------------
 
@@ -182,6 +197,10 @@ class QworkerServerBackend(Backend):
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
         return await native_calls.call_for_count(self._server, "remove", queue, _to_json(selection))
+
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Refuse: the server has no endpoint for it."""
+        refuse_cancel("mq+http", self.deviations)
 
 
 def _to_json(selection: Selection) -> dict[str, Any]:

@@ -15,17 +15,19 @@ from typing import ClassVar, NoReturn, Self
 from urllib.parse import quote
 
 from qworker.backend import Backend
-from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
 from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable, NotSupported, PublishUncertain
 from qworker.kit.wait import check_limit
 from qworker.message import (
+    Cancelled,
     Draft,
     Lease,
     Message,
     Query,
     QueueStats,
+    ReapResult,
     Selection,
     SettleAction,
     Settlement,
@@ -63,6 +65,8 @@ class StandardServerBackend(Backend):
         "keep_done": "mq cannot keep finished messages: its reaper unlinks acked ones",
         "argv": "a message consists of its contents only",
         "delay": "mq publishes at once",
+        "cancel": "the server has no failed messages",
+        "lost_leases": "mq has no tokens",
         "fifo": "a server with peers takes one of the first at random",
         "tries_carried": "mq counts no tries",
         "tries_counted": "mq counts no tries",
@@ -167,9 +171,9 @@ class StandardServerBackend(Backend):
                 await self._delete_message(message.queue, message.id)
         return []
 
-    async def reap(self, queue: str) -> int:
+    async def reap(self, queue: str) -> ReapResult:
         """Do nothing, because the server's mover returns messages."""
-        return 0
+        return ReapResult(now=self._clock.time())
 
     # -- cells ---------------------------------------------------------------------------------------------------------
 
@@ -228,6 +232,10 @@ class StandardServerBackend(Backend):
         for message_id in selection.ids:
             await self._delete_message(queue, message_id)
         return len(selection.ids)
+
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Refuse: the server has no failed messages."""
+        refuse_cancel("mq+http", self.deviations)
 
     async def _delete_message(self, queue: str, message_id: str) -> None:
         await self._server.send("DELETE", f"/{check_queue(queue)}/messages/{quote(message_id, safe='')}")

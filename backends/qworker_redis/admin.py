@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from qworker.errors import QueueNotFound
-from qworker.message import FinishedMessage, QueueStats, Selection, State, to_microseconds
-from qworker.names import check_existing_queue
+from qworker.errors import InvalidName, QueueNotFound
+from qworker.message import (
+    Cancelled,
+    FinishedMessage,
+    QueueStats,
+    Selection,
+    State,
+    to_microseconds,
+)
+from qworker.names import check_existing_queue, failure_id
 from qworker_redis.bulk import delete_staged
 from qworker_redis.codec import encode_text, read_enqueued_at
 from qworker_redis.connection import Argument
@@ -20,9 +27,11 @@ from qworker_redis.topology import queue_slot
 __all__ = [
     "BATCH",
     "Call",
+    "cancel",
     "count_too_large",
     "delete_queue",
     "discard_call",
+    "free_report_holds",
     "ids_and_times",
     "in_batches",
     "make_stats",
@@ -145,6 +154,37 @@ async def requeue(
     return sum([await _count(pool, "requeue", queue, call) for call in calls])
 
 
+async def free_report_holds(pool: ConnectionPool, queues: Sequence[str], queue: str, selection: Selection) -> None:
+    """Free the holds of the reports of failures, so that the next failure is reported again.
+
+    Args:
+        pool: The connections of the backend.
+        queues: All queues: a report is a message of any of them.
+        queue: The queue of the messages that are to be requeued.
+        selection: These messages.
+    """
+    held = [name for name in queues if await pool.command(queue_slot(name), "EXISTS", queue_key(name, "holds"))]
+    if not held:
+        return
+    if selection.state is None:
+        ids = selection.ids if selection.ids is not None else [one.id for one in selection.unchanged or ()]
+    else:
+        found = await pool.command(queue_slot(queue), "ZRANGE", queue_key(queue, "fail"), 0, -1)
+        ids = [one.decode() for one in cast("list[bytes]", found)]
+    for batch in in_batches(map(encode_text, _report_ids(ids))):
+        for name in held if batch else ():
+            await pool.command(queue_slot(name), "ZREM", queue_key(name, "holds"), *batch)
+
+
+def _report_ids(ids: Iterable[str]) -> Iterator[str]:
+    for message_id in ids:
+        try:
+            yield failure_id(message_id)
+        except InvalidName:
+            # No message has it.
+            continue
+
+
 async def remove(
     pool: ConnectionPool,
     queue: str,
@@ -190,6 +230,18 @@ async def _count_all(pool: ConnectionPool, name: str, queue: str, arguments: tup
         if count != _ONLY_REMAINS:
             total += count
     return total
+
+
+async def cancel(pool: ConnectionPool, queue: str, ids: Iterable[str], reason: str) -> list[Cancelled]:
+    """Move messages to failed by their ids, and return what was found."""
+    found: list[Cancelled] = []
+    for batch in in_batches(map(encode_text, ids), _REMOVED):
+        # Without an id the script says whether the queue exists.
+        _, *rows = await read_rows(pool, "cancel", queue, (reason.encode(), *batch))
+        for at in range(0, len(rows), 4):
+            name, state, token, already = cast("tuple[bytes, bytes, bytes, int]", tuple(rows[at : at + 4]))
+            found.append(Cancelled(name.decode(), State(state.decode()), int(token), bool(already)))
+    return found
 
 
 def discard_call(found: Sequence[FinishedMessage]) -> Call:

@@ -9,17 +9,31 @@ from typing import Self
 from qworker.backend import Backend
 from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.failure_text import cancelled_text
 from qworker.kit.doctor_check import Check
 from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import make_shares
 from qworker.kit.wait import check_limit
-from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.message import (
+    Cancelled,
+    Draft,
+    Lease,
+    Query,
+    QueueStats,
+    ReapResult,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_queue, new_ids
 from qworker.url import BackendURL
 from qworker_redis.admin import (
+    cancel,
     count_too_large,
     delete_queue,
     discard_call,
+    free_report_holds,
     read_rows,
     read_stats,
     remove,
@@ -143,7 +157,7 @@ class RedisBackend(Backend):
         """End leases. If the answer was lost, the call can be repeated."""
         return await self._settler.settle(settlements)
 
-    async def reap(self, queue: str) -> int:
+    async def reap(self, queue: str) -> ReapResult:
         """Make expired and due messages ready, and remove finished messages whose retention has ended."""
         return await self._reaper.reap(check_queue(queue))
 
@@ -204,11 +218,22 @@ class RedisBackend(Backend):
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again, with tries 0."""
+        await free_report_holds(self._pool, await self._register.names(), queue, selection)
         return await requeue(self._pool, queue, selection, self.stats)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
         return await remove(self._pool, queue, selection, self.stats, discard_call)
+
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Move messages to failed."""
+        selection.require_unfinished()
+        ids = selection.ids
+        if ids is None:
+            assert selection.state is not None
+            query = Query(selection.state)
+            ids = [stored.message.id async for page in self.browse(queue, query) for stored in page]
+        return await cancel(self._pool, queue, ids, cancelled_text(by))
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from qworker.errors import BackendUnavailable, QueueDamaged
 from qworker.message import Lease
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
-from qworker_redis.lease import RedisLease, group_by
+from qworker_redis.lease import group_by
+from qworker_redis.own_leases import RedisLease
 from qworker_redis.store import RedisStore
 
 __all__ = ["RedisLeaseExtender"]

@@ -18,12 +18,13 @@ from qworker_redis.codec import decode
 from qworker_redis.connection import Argument, Connection
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
+from qworker_redis.own_leases import RedisLease
 from qworker_redis.replica_wait import BATCH
 from qworker_redis.store import UNDO_TIMEOUT, RedisStore
 from qworker_redis.topology import queue_slot
 from qworker_redis.wait import PAUSED, REDIRECTION_PAUSE, ReadTimeout, WakeListWaiter
 
-__all__ = ["Damaged", "LostAnswer", "RedisLease", "RedisLeaser", "RemoteRedisLeases", "group_by", "parse_leases"]
+__all__ = ["Damaged", "RedisLeaser", "RemoteRedisLeases", "group_by", "parse_leases"]
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -38,20 +39,8 @@ _VOID_MS = 600_000
 # Messages that are known as too large.
 _REPORTED = 10_000
 
-# The key and the sequence number under which the server may keep the answer to a settlement, and the settlement's
-# number in that batch.
-LostAnswer = tuple[str, str, int]
-
 # A message that was leased and cannot be decoded: its id, the claim, and the reason.
 Damaged = tuple[bytes, bytes, str]
-
-
-class RedisLease(Lease, kw_only=True, eq=False):
-    """A lease and its claim: the token and the claimant, which the scripts compare."""
-
-    claim: bytes
-    # Set when the answer to its settlement was lost.
-    lost_answer: LostAnswer | None = None
 
 
 def parse_leases(queue: str, reply: Reply) -> tuple[list[Lease], list[Damaged]]:
@@ -222,6 +211,7 @@ class RedisLeaser:
             return []
         self._empty.pop(queue, None)
         leases, damaged = self._parse(queue, answer[:6])
+        self._store.own.add(queue, leases)
         try:
             for name, claim, reason in damaged:
                 await self._move_to_failed(queue, name, claim, reason)

@@ -12,7 +12,8 @@ from qworker.message import SettleAction, Settlement
 from qworker_redis.batch_sender import BatchSender, RetryToken
 from qworker_redis.connection import Argument, Connection
 from qworker_redis.error_replies import Reply
-from qworker_redis.lease import LostAnswer, RedisLease, group_by
+from qworker_redis.lease import group_by
+from qworker_redis.own_leases import LostAnswer, RedisLease
 from qworker_redis.replica_wait import BATCH, BATCH_BYTES, run_replicated
 from qworker_redis.store import RedisStore
 from qworker_redis.topology import queue_slot
@@ -118,6 +119,7 @@ class SettleBatch:
                 settlement.action is SettleAction.ACK and settlement.lease.message.unique_key is None and not keep_done
             )
             (plain if is_plain else others).append(settlement)
+            cast("RedisLease", settlement.lease).ended = True
         self.ordered = plain + others
         self._plain = len(plain)
         self._keep = "0" if keep_done else ""

@@ -16,6 +16,7 @@ from qworker.clock import Clock
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.host_clock import HostClock
 from qworker_redis.options import Options
+from qworker_redis.own_leases import OwnLeases
 from qworker_redis.scripts import ScriptSet
 from qworker_redis.topology import make_topology, queue_slot
 
@@ -35,6 +36,7 @@ class RedisStore:
 
     Attributes:
         host_clock: That measure, which all processes of this host share.
+        own: The leases of this instance.
         holder: The name of this instance. No other instance has it, in any process.
     """
 
@@ -42,6 +44,7 @@ class RedisStore:
         self.options = options
         self.scripts = scripts
         self.host_clock = HostClock(clock)
+        self.own = OwnLeases()
         self.topology = make_topology(options)
         self.pool = ConnectionPool(options, self.topology, scripts)
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40]

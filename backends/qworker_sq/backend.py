@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import msgspec
 
 from qworker.backend import Backend
-from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
 from qworker.backend.offers import Follower
 from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -21,7 +21,18 @@ from qworker.kit.max_body import check_bodies
 from qworker.kit.settle import settle_by_queue
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
-from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.message import (
+    Cancelled,
+    Draft,
+    Lease,
+    Query,
+    QueueStats,
+    ReapResult,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_existing_queue, to_message_id
 from qworker.url import BackendURL
 from qworker_sq import admin, browse
@@ -44,6 +55,8 @@ class SqBackend(Backend):
         "priority": "a log has one order",
         "unique_key": "a log keeps no index of keys",
         "cells": "a log has records only",
+        "cancel": "only the reader that holds a record may end it in the journal",
+        "lost_leases": "a reader sees the end of its lease when it extends or ends it",
         "hold": "a log keeps no index of ids that are gone",
         "empty_bodies": "a record of length 0 is the end of the log",
         "fields": "a record consists of its bytes only",
@@ -137,12 +150,13 @@ class SqBackend(Backend):
 
         return await settle_by_queue(settlements, settle_in)
 
-    async def reap(self, queue: str) -> int:
+    async def reap(self, queue: str) -> ReapResult:
         """Make expired and due messages ready."""
         store = self._stores.open()
         with store.in_use.using(queue):
             channel = await store.get_channel(queue)
-            return 0 if channel is None else await reap_channel(channel)
+            count = 0 if channel is None else await reap_channel(channel)
+            return ReapResult(count, now=store.clock.time())
 
     # -- cells ---------------------------------------------------------------------------------------------------------
 
@@ -212,6 +226,10 @@ class SqBackend(Backend):
         """Delete messages for our channel; other channels keep theirs."""
         with self._using(queue) as store:
             return await admin.remove(store, queue, selection)
+
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Refuse: a message that another holds cannot be moved."""
+        refuse_cancel("sq", self.deviations)
 
     @contextmanager
     def _using(self, queue: str) -> Generator[SqStore]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
 from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
@@ -21,7 +21,18 @@ from qworker.kit.parts import make_shares
 from qworker.kit.settle import settle_by_queue
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
-from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.message import (
+    Cancelled,
+    Draft,
+    Lease,
+    Query,
+    QueueStats,
+    ReapResult,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_existing_queue
 from qworker.url import BackendURL
 from qworker_vsqs import admin, browse
@@ -43,6 +54,8 @@ class VsqsBackend(Backend):
         "priority": "the order is that of the ids",
         "unique_key": "the protocol has no keys",
         "cells": "the protocol has messages only",
+        "cancel": "the name of a leased message belongs to its holder",
+        "lost_leases": "a holder sees the end of its lease when it extends or ends it",
         "hold": "the protocol keeps no ids of messages that are gone",
         "given_ids": "an id is the time of its creation",
         "fields": "a message consists of its contents only",
@@ -155,18 +168,18 @@ class VsqsBackend(Backend):
 
         return await settle_by_queue(settlements, settle_in)
 
-    async def reap(self, queue: str) -> int:
+    async def reap(self, queue: str) -> ReapResult:
         """Make expired messages ready with tries + 1, and due messages with the same tries."""
         store = self._stores.open()
         with store.in_use.using(queue), store_errors(f"reap {queue}"):
             directory = store.get(queue)
             if directory is None:
-                return 0
+                return ReapResult(now=self._clock.time())
             count = await reap_expired(store, directory)
             await directory.records.clean_up(directory.directories, every=PRUNING)
         if count:
             store.wake_all()
-        return count
+        return ReapResult(count, now=self._clock.time())
 
     # -- cells ---------------------------------------------------------------------------------------------------------
 
@@ -235,6 +248,10 @@ class VsqsBackend(Backend):
         """Delete messages."""
         with self._using(queue) as store:
             return await admin.remove(store, queue, selection)
+
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Refuse: a message that another holds cannot be moved."""
+        refuse_cancel("vsqs", self.deviations)
 
     @contextmanager
     def _using(self, queue: str) -> Generator[VsqsStore]:

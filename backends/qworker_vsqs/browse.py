@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 
-from qworker.kit.body_slices import leave_unread
+from qworker.kit.body_slices import OwnDescriptor, leave_unread
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
 from qworker.kit.files import list_names
 from qworker.kit.find import find_each, stamp
+from qworker.kit.max_body import describe_too_large
 from qworker.kit.parts import HashShare
 from qworker.kit.store_errors import store_errors
 from qworker.message import Query, State, StoredMessage
@@ -50,7 +51,7 @@ async def _browse_in_order(store: VsqsStore, queue: QueueDirectory, query: Query
 
     # Extending a lease gives the message another name.
     identity = _message_id if query.state is State.LEASED else None
-    read = _make_reader(queue, store.options.unit, query.state)
+    read = _make_reader(store, queue, query.state)
     async for page in browse_rows(query, choose, place, read, identity=identity):
         yield page
 
@@ -63,7 +64,7 @@ async def _browse_share(
 
     # Extending a lease gives the message another name.
     identity = _message_id if state is State.LEASED else None
-    read = _make_reader(queue, store.options.unit, state)
+    read = _make_reader(store, queue, state)
     async for page in browse_share(list_share, read, identity=identity):
         yield page
 
@@ -76,7 +77,7 @@ async def find(store: VsqsStore, name: str, ids: Sequence[str]) -> list[StoredMe
     async def find_once(wanted: frozenset[str]) -> AsyncIterator[StoredMessage]:
         for state, messages in (await list_states(store, queue, {int(one) for one in wanted})).items():
             for listed in messages:
-                if (stored := _read(queue, store.options.unit, state, listed)) is not None:
+                if (stored := _read(store, queue, state, listed, any_size=True)) is not None:
                     yield stored
 
     with store_errors(f"read {name}"):
@@ -123,19 +124,39 @@ def _message_id(listed: ListedMessage) -> str:
     return str(listed[0])
 
 
-def _make_reader(queue: QueueDirectory, unit: Unit, state: State) -> Callable[[ListedMessage], StoredMessage | None]:
-    return lambda listed: _read(queue, unit, state, listed)
+def _make_reader(
+    store: VsqsStore, queue: QueueDirectory, state: State
+) -> Callable[[ListedMessage], StoredMessage | None]:
+    return lambda listed: _read(store, queue, state, listed)
 
 
-def _read(queue: QueueDirectory, unit: Unit, state: State, listed: ListedMessage) -> StoredMessage | None:
+def _read(
+    store: VsqsStore, queue: QueueDirectory, state: State, listed: ListedMessage, *, any_size: bool = False
+) -> StoredMessage | None:
     """Read one message; return None if it is gone.
+
+    Args:
+        store: The store.
+        queue: The queue.
+        state: Its state.
+        listed: What was listed.
+        any_size: Whether to return a message whose body is larger than `max_body`. It has no body then, and an error.
+            Callers of `browse` copy bodies elsewhere and remove the messages, so they must not get it.
 
     Raises:
         OSError: It cannot be read.
     """
     number, expiry, info = listed
+    unit, most = store.options.unit, store.options.max_body
+    directory = queue.fail if state is State.FAILED else None
+    if most is not None:
+        size = queue.read_size(file_name(listed), directory)
+        if size is None and state is State.READY and expiry is not None:
+            size = queue.read_size(str(number))
+        if size is not None and size > most:
+            return _make_stored(queue, unit, state, listed, b"", describe_too_large(size, most)) if any_size else None
     try:
-        body = queue.read(file_name(listed), queue.fail if state is State.FAILED else None)
+        body = queue.read(file_name(listed), directory)
         if body is None and state is State.READY and expiry is not None:
             # The message was due, and has its old name again.
             body = queue.read(str(number))
@@ -146,6 +167,18 @@ def _read(queue: QueueDirectory, unit: Unit, state: State, listed: ListedMessage
         body, info = b"", MessageInfo(error=f"{info.error} ({error.strerror or error})", failed_at=info.failed_at)
     if body is None:
         return None
+    return _make_stored(queue, unit, state, (number, expiry, info), body, info.error)
+
+
+def _make_stored(
+    queue: QueueDirectory,
+    unit: Unit,
+    state: State,
+    listed: ListedMessage,
+    body: bytes | OwnDescriptor,
+    error: str | None,
+) -> StoredMessage:
+    number, expiry, info = listed
     at = None if expiry is None else unit.seconds(expiry)
     stored = StoredMessage(
         message=make_message(queue, number, body if isinstance(body, bytes) else b"", info),
@@ -153,6 +186,6 @@ def _read(queue: QueueDirectory, unit: Unit, state: State, listed: ListedMessage
         due_at=at if state is State.DELAYED else None,
         expires_at=at if state is State.LEASED else None,
         finished_at=info.failed_at if state is State.FAILED else None,
-        error=info.error,
+        error=error,
     )
     return leave_unread(stored, body)

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import AsyncGenerator, Callable
 from weakref import WeakSet
 
@@ -203,6 +204,14 @@ class QueueDirectory:
             os.close(fd)
 
     # -- infos -------------------------------------------------------------------------------------------------------
+
+    def read_size(self, name: str, directory: int | None = None) -> int | None:
+        """Return the bytes of a message's body; None if it is gone, 0 if it is not a regular file."""
+        try:
+            found = os.stat(name, dir_fd=self.fd if directory is None else directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
     def read_info(self, number: int) -> MessageInfo:
         """Return the info of a message, or an empty one if it does not exist or cannot be read."""

@@ -13,7 +13,18 @@ from typing import ClassVar, Protocol, Self
 from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.store import NO_HISTORY, HistoryStore
-from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.message import (
+    Cancelled,
+    Draft,
+    Lease,
+    Query,
+    QueueStats,
+    ReapResult,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.url import BackendURL
 
 __all__ = ["Backend", "RemoteLeases"]
@@ -217,11 +228,14 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def reap(self, queue: str) -> int:
-        """Make messages ready whose lease is over or which are due, and return their number.
+    async def reap(self, queue: str) -> ReapResult:
+        """Make messages ready whose lease is over or which are due, and name the lost leases of this instance.
 
         A lease is over if it has expired, or if its holder has died and the store can detect it. Its tries rise by 1.
         There is no limit of tries here: a worker fails a message that has no tries left without running it.
+
+        The holder of a lease learns from the answer that its message was cancelled, removed, or leased to another
+        worker. An extension that is under way is not a loss, and a settlement is not one either.
 
         Every worker calls it about once per second. It must cost little if there is nothing to do.
         """
@@ -240,8 +254,8 @@ class Backend(abc.ABC):
         has no cells. A put creates it. Cells do not depend on the messages: a paused queue has them too, and `delete`
         deletes them.
 
-        If an error leaves the outcome unknown, the call can be repeated. A put is then stored once more, unless its
-        condition tells that it was stored, and a conditional delete that had happened is refused.
+        If an error leaves the outcome unknown, the call can be repeated. Operations with a condition that had happened
+        are then refused, and the reply has the stored cell.
 
         Raises:
             UsageError: A name, a value, a rank or a lifetime is out of its range (`qworker.cell.check_cell_ops`).
@@ -351,7 +365,8 @@ class Backend(abc.ABC):
 
         Args:
             queue: Name of the queue.
-            ids: Any texts. A text that cannot be an id is not stored.
+            ids: Any texts. A text that cannot be an id is not stored. With a `MessageRef`, the cost does not depend on
+                how many messages are ready.
 
         Returns:
             The messages that are stored, in the order of `ids`, each once.
@@ -395,4 +410,28 @@ class Backend(abc.ABC):
         Raises:
             QueueNotFound: The queue does not exist.
             NotSupported: The backend deviates from the rule `remove`, `remove_leased` or `remove_by_state`.
+        """
+
+    @abc.abstractmethod
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Move messages to failed with the code `cancelled`, whether they are ready, delayed or leased by any worker.
+
+        Each move is one atomic step: a message that is settled at the same moment is either settled or cancelled. The
+        holder of a lease that ended in this way learns it from `reap`, and its settlement is refused. A finished
+        message is not changed. The moves are durable when the call returns. A repeated call does no harm.
+
+        Args:
+            queue: Name of the queue.
+            selection: The messages: by their ids, or all that are ready, delayed or leased. A message that enters the
+                selected state during the call may stay.
+            by: The user or program that cancels them, for the reason that is kept with the message.
+
+        Returns:
+            One entry for each message that was found, also for the finished ones. A message that is not in the list is
+            not stored.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+            UsageError: The selection is of finished messages.
+            NotSupported: The backend deviates from the rule `cancel`.
         """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn
 
 from qworker.cell import CellWatch
 from qworker.errors import NotSupported, UsageError
 from qworker.message import Draft
 
-__all__ = ["check_hold", "no_cells", "refuse_unsupported", "refuse_watches"]
+__all__ = ["check_hold", "no_cells", "refuse_cancel", "refuse_unsupported", "refuse_watches"]
 
 # For each rule: the property that a draft asks for, and what to do instead.
 _ASKED = {
@@ -105,3 +106,16 @@ def no_cells(scheme: str, deviations: Mapping[str, str]) -> NotSupported:
         deviations: `Backend.deviations`.
     """
     return _unsupported("cells", scheme, deviations)
+
+
+def refuse_cancel(scheme: str, deviations: Mapping[str, str]) -> NoReturn:
+    """Refuse to cancel messages, for a backend that deviates from the rule `cancel`.
+
+    Args:
+        scheme: The backend's scheme, for the error.
+        deviations: `Backend.deviations`.
+
+    Raises:
+        NotSupported: Always. The text says what to do instead.
+    """
+    raise NotSupported(f"{scheme}: does not support cancel ({deviations['cancel']}): remove the message")

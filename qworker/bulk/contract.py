@@ -55,6 +55,7 @@ class StagedPartition(msgspec.Struct, frozen=True, kw_only=True):
         count: How many messages it staged.
         size: Bytes of all bodies.
         rejected: How many rows it rejected.
+        delayed: How many messages have a due time. Unset: this is not known, as in seals of older releases.
     """
 
     run: str
@@ -63,6 +64,7 @@ class StagedPartition(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     size: int = 0
     rejected: int = 0
+    delayed: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

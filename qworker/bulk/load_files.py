@@ -23,13 +23,25 @@ import msgspec
 
 from qworker.bulk.contract import IncompleteLoad, LoadDone, Manifest
 from qworker.errors import BackendError
-from qworker.kit.files import LONG_TEXT, link_file, read_file, remove_empty, remove_tree, try_unlink, write_all
+from qworker.kit.files import (
+    LONG_TEXT,
+    has_entry,
+    link_file,
+    read_file,
+    remove_empty,
+    remove_tree,
+    try_unlink,
+    write_all,
+)
 from qworker.kit.opening import create_file, open_directory
+from qworker.kit.store_errors import NOT_EMPTY
 
-__all__ = ["GONE", "RUN", "STAGED", "LoadFiles", "incomplete_loads", "names_in"]
+__all__ = ["GONE", "RUN", "SEAL", "STAGED", "LoadFiles", "incomplete_loads", "names_in", "read_seal"]
 
 STAGED = "staged"
 RUN, _SEAL, GONE = "run-", "seal-", "gone-"
+# The manifest in the directory of a run that was handed over.
+SEAL = "seal"
 _ATTEMPTS = 20
 
 T = TypeVar("T")
@@ -82,6 +94,58 @@ class LoadFiles:
             return
         self._remove_run(run)
         self.remove_empty()
+
+    def hand_over(self, manifest: Manifest, run: str, target: int, name: str) -> None:
+        """Move the directory of a sealed run, with its manifest, to another directory. It can be repeated.
+
+        If a process dies before the rename, the seal is still here, and the next publish continues. After it, the run
+        is gone from here, and nothing is left to do.
+
+        Args:
+            manifest: The seal.
+            run: The run that the seal names.
+            target: The open directory to which it is moved, on the same file system.
+            name: Its name there, which no other run gets.
+
+        Raises:
+            OSError: It is unknown whether it was moved. Call it again.
+        """
+        folder = self.open_run(run)
+        if folder is None:
+            return
+        try:
+            self._keep_counting(manifest, folder)
+            self._put_seal(manifest, folder)
+        finally:
+            os.close(folder)
+        try:
+            os.rename(self._run(run), name, src_dir_fd=self._parent, dst_dir_fd=target)
+        except OSError as error:
+            # Another process moved it, or the reply was lost. A late attempt can have created the run again.
+            if error.errno not in NOT_EMPTY and has_entry(self._run(run), self._parent):
+                raise
+        if self._durable:
+            os.fsync(target)
+            self._sync(self._path)
+
+    def _keep_counting(self, manifest: Manifest, folder: int) -> None:
+        """Remove the attempts that do not count."""
+        counting = {f"{each.partition}.{each.attempt}" for each in manifest.partitions}
+        for entry in names_in(".", folder):
+            if entry not in counting and entry != SEAL:
+                remove_tree(entry, folder)
+
+    def _put_seal(self, manifest: Manifest, folder: int) -> None:
+        written = self._write(msgspec.json.encode(manifest))
+        try:
+            # Every process that publishes this seal writes the same.
+            os.rename(written, SEAL, src_dir_fd=self._parent, dst_dir_fd=folder)
+        except FileNotFoundError:
+            # Another process moved the run, and workers have emptied and removed it.
+            try_unlink(written, self._parent)
+            return
+        if self._durable:
+            os.fsync(folder)
 
     def _run(self, run: str) -> str:
         return f"{self._path}/{RUN}{run}"
@@ -157,13 +221,7 @@ class LoadFiles:
         return [manifest for manifest in found if manifest is not None]
 
     def _seal(self, name: str) -> Manifest | None:
-        text = read_file(f"{self._path}/{name}", self._parent, LONG_TEXT)
-        if text is None:
-            return None
-        try:
-            return _read_manifest(text)
-        except ValueError as error:
-            raise BackendError(f"the seal {self._path}/{name} is damaged: {error}") from error
+        return read_seal(f"{self._path}/{name}", self._parent)
 
     # -- marks -------------------------------------------------------------------------------------------------------
 
@@ -234,6 +292,22 @@ class LoadFiles:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+
+def read_seal(path: str, parent: int) -> Manifest | None:
+    """Return a seal, or None if it does not exist.
+
+    Raises:
+        OSError: It cannot be read.
+        BackendError: It is damaged.
+    """
+    text = read_file(path, parent, LONG_TEXT)
+    if text is None:
+        return None
+    try:
+        return _read_manifest(text)
+    except ValueError as error:
+        raise BackendError(f"the seal {path} is damaged: {error}") from error
 
 
 def incomplete_loads(parent: int, marks: int) -> list[IncompleteLoad]:

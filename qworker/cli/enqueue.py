@@ -84,7 +84,7 @@ def command(
         _report(jobs, chosen, from_file is not None, json)
 
 
-def _report(jobs: list[Job], task: _AnyTask, many: bool, json: bool) -> None:
+def _report(jobs: list[Job[Any]], task: _AnyTask, many: bool, json: bool) -> None:
     if json:
         print_json({"queue": task.queue, "count": len(jobs), "ids": [job.id for job in jobs]})
     elif many:
@@ -143,8 +143,8 @@ def _line(line: bytes) -> tuple[list[Any], dict[str, Any]]:
     return [], msgspec.json.decode(line, type=dict[str, Any])
 
 
-async def _enqueue(tasks: Tasks, calls: Iterator[Call]) -> list[Job]:
-    jobs: list[Job] = []
+async def _enqueue(tasks: Tasks, calls: Iterator[Call]) -> list[Job[Any]]:
+    jobs: list[Job[Any]] = []
     say_where(await tasks.backend())
     with Progress("enqueued") as progress:
         for batch in batches(calls):

@@ -18,6 +18,7 @@ from qworker.errors import (
     BackendUnavailable,
     FormatTooNew,
     PermissionDenied,
+    QueueDamaged,
     QueueNotFound,
     QworkerError,
     StorageFull,
@@ -50,6 +51,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "top": "qworker.cli.top:command",
         "browse": "qworker.cli.browse:command",
         "explain": "qworker.cli.explain:command",
+        "job": "qworker.cli.job:command",
         "history": "qworker.cli.history:command",
         "schedules": "qworker.cli.schedules:command",
         "doctor": "qworker.cli.doctor:command",
@@ -188,6 +190,6 @@ def exit_status(error: QworkerError) -> int:
         return EXIT_CRASH
     if isinstance(error, UsageError | QueueNotFound):
         return EXIT_USAGE
-    if isinstance(error, BackendUnavailable | PermissionDenied | StorageFull | FormatTooNew):
+    if isinstance(error, BackendUnavailable | PermissionDenied | StorageFull | FormatTooNew | QueueDamaged):
         return EXIT_UNREACHABLE
     return EXIT_CRASH

@@ -84,6 +84,10 @@ def _summary(moved: MoveResult) -> str:
     if moved.failed:
         parts.append(f"{moved.failed:,} failed")
     text = f"{moved.queue}: moved {', '.join(parts)}"
+    if moved.cells:
+        text += f", {moved.cells:,} {'cell' if moved.cells == 1 else 'cells'}"
+    if moved.left_cells:
+        text += f"; {moved.left_cells:,} cells stay, because the target has none"
     if moved.twice:
         text += f"; {moved.twice:,} can run twice, because their leases expired at the source"
     if moved.left_leased:

@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 import click
 
+from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.cli.options import URLCommand, backend_from_url, batches, duration_type, json_option, run
 from qworker.cli.output import echo, print_json
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
+from qworker.jobs.cancel import finish_all_cancels
+from qworker.jobs.source import JobSource
 from qworker.message import FinishedMessage, Query, Selection, State, StoredMessage
 from qworker.names import check_existing_queue, counted, id_forms
 from qworker.parcel import unpack
@@ -96,6 +99,7 @@ def _task(stored: StoredMessage) -> str | None:
 async def _requeue(url: str, queue: str, ids: list[str], matches: _Filter | None) -> tuple[int, dict[str, str]]:
     """Requeue messages. Return the number of requeued ones, and the ids and reasons of the others."""
     async with backend_from_url(url) as backend:
+        await finish_all_cancels(backend, JobSource(Tasks(url), None), queue)
         if matches is not None:
             return await _requeue_matching(backend, queue, matches), {}
         if not ids:

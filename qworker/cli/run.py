@@ -189,7 +189,7 @@ def command(
       0  clean
       1  crash
       2  usage or import error
-      3  the backend cannot be reached at the start
+      3  the backend cannot be reached or used at the start
       4  handlers were still running at the end of --shutdown-timeout
 
     \b

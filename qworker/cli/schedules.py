@@ -198,8 +198,8 @@ async def _resume(backend: Backend, stored: StoredSchedule) -> str:
 
 
 async def _run(backend: Backend, stored: StoredSchedule) -> str:
-    job = await run_now(backend, stored.definition, SYSTEM_CLOCK.time())
-    return f"is enqueued: {job.id}"
+    message_id = await run_now(backend, stored.definition, SYSTEM_CLOCK.time())
+    return f"is enqueued: {message_id}"
 
 
 _ACTIONS: dict[str, Callable[[Backend, StoredSchedule], Coroutine[Any, Any, str]]] = {

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from qworker.errors import UsageError
 from qworker.validation import shown
 
-__all__ = ["Kind", "check_handler", "handler_name", "kind_of", "not_run_error"]
+__all__ = ["Kind", "check_handler", "code_of", "handler_name", "kind_of", "not_run_error"]
 
 Kind = Literal["async", "thread", "process"]
 
@@ -55,7 +55,7 @@ def _problem(function: Any, decorator: str) -> str | None:
 
 
 def _problem_of_function(function: Any) -> str | None:
-    target = _code(function)
+    target = code_of(function)
     name = handler_name(function)
     if name == "<lambda>":
         return "a lambda cannot be a handler: write a function with `def`"
@@ -72,7 +72,7 @@ def _problem_of_function(function: Any) -> str | None:
     return None
 
 
-def _code(function: Any) -> Any:
+def code_of(function: Any) -> Any:
     """Return the function that runs when `function` is called."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -115,7 +115,7 @@ def kind_of(function: Any, *, process: bool) -> Kind:
     Raises:
         UsageError: It cannot run in a process.
     """
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_code(function))
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(code_of(function))
     if not process:
         return "async" if is_async else "thread"
     name = handler_name(function)

@@ -19,8 +19,10 @@ __all__ = ["OtherMethods", "exact_options"]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_TASK_OPTIONS = frozenset({"name", "queue", "max_tries", "timeout", "backoff", "process", "priority", "hold"})
-_CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "unique_key", "id", "queue", "headers", "hold"})
+_TASK_OPTIONS = frozenset(
+    {"name", "queue", "max_tries", "timeout", "backoff", "process", "priority", "hold", "result", "hooks", "on_failure"}
+)
+_CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "unique_key", "id", "queue", "headers", "hold", "result"})
 
 # Names of other libraries: the option that is meant, and the difference.
 _OPTIONS: dict[str, tuple[str, str]] = {
@@ -52,6 +54,10 @@ _OPTIONS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("job_id", "_job_id", "task_id", "message_id"), ("id", "")),
     **dict.fromkeys(("unique", "queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),
     **dict.fromkeys(("actor_name", "task_name"), ("name", "")),
+    **dict.fromkeys(
+        ("store_results", "store_result", "result_ttl", "keep_result", "result_expires"),
+        ("result", "the seconds for which it is kept"),
+    ),
 }
 # Names that have no option here.
 _NO_OPTIONS: dict[str, str] = {
@@ -62,10 +68,7 @@ _NO_OPTIONS: dict[str, str] = {
         ("acks_late", "ack_late", "task_acks_late"),
         "leave it out: a message is always acked after its handler has returned",
     ),
-    **dict.fromkeys(
-        ("ignore_result", "store_results", "store_result", "result_ttl", "keep_result"),
-        "leave it out: results are not stored",
-    ),
+    "ignore_result": "leave it out: a result is kept only if result= is given",
     "autoretry_for": "leave it out: every exception is retried, except Fail",
 }
 _CALLS = ("s", "si", "subtask", "message")

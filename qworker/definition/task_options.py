@@ -14,7 +14,7 @@ from qworker.names import check_existing_queue, check_key, to_message_id
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.validation import check_flag, check_headers, check_seconds, check_text, check_whole, number_of, shown
 
-__all__ = ["DEFAULT_MAX_TRIES", "YEAR_10000", "TaskOptions", "call_options"]
+__all__ = ["DEFAULT_MAX_TRIES", "YEAR_10000", "TaskOptions", "call_options", "check_result"]
 
 DEFAULT_MAX_TRIES = 5
 
@@ -30,6 +30,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         process: Whether it runs in a process pool, for work that holds the GIL.
         priority: 0 to 9 (first), for calls without their own priority.
         hold: Seconds from the enqueue for which the id of a call stays taken, for calls that have an id.
+        result: Seconds for which the result of a call is kept, from the end of the call. None: it is not kept.
 
     Raises:
         UsageError: An option has the wrong type or is out of range.
@@ -42,6 +43,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     process: bool = False
     priority: int = 0
     hold: float = 0.0
+    result: float | None = None
 
     def __post_init__(self) -> None:
         check_existing_queue(check_text("queue", self.queue))
@@ -57,6 +59,19 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         check_whole("priority", self.priority, 0, 9)
         if self.hold.__class__ is not float or self.hold:
             msgspec.structs.force_setattr(self, "hold", check_seconds("hold", self.hold, most=MOST_DELAY))
+        if self.result is not None:
+            msgspec.structs.force_setattr(self, "result", check_result(self.result))
+
+
+def check_result(given: Any) -> float:
+    """Return the seconds for which a result is kept.
+
+    Raises:
+        UsageError: It is neither a positive number of seconds nor a timedelta.
+    """
+    if given is True:
+        raise UsageError("result must be the time for which the result is kept: write result=3600 (got True)")
+    return check_seconds("result", given, positive=True, most=MOST_DELAY)
 
 
 def call_options(

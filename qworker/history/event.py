@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 __all__ = ["KINDS", "Event", "Kind"]
 
-Kind = Literal["enqueued", "leased", "extended", "retried", "failed", "acked", "released", "lost"]
+Kind = Literal["enqueued", "leased", "extended", "retried", "failed", "acked", "released", "lost", "cancelled"]
 
-KINDS: tuple[Kind, ...] = ("enqueued", "leased", "extended", "retried", "failed", "acked", "released", "lost")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -29,7 +29,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         tries: Failed attempts before this delivery.
         worker: The worker that recorded it.
         token: The fencing token of the lease; None for `enqueued`.
-        duration_s: Seconds that the handler ran, in retried, failed, acked, released and lost; None if it did not run.
+        duration_s: Seconds that the handler ran, in retried, failed, acked, released, lost and cancelled; None if it
+            did not run.
         enqueued_at: When the message was published.
         error: The reason in one bounded line, in retried, failed and lost. The complete error is kept with the failed
             message.

@@ -10,13 +10,13 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from qworker.failure_text import CHAINED, MODULE
+from qworker.failure_text import CHAINED, CODE, MODULE
 
 __all__ = ["ENDS", "MESSAGE_COLUMNS", "RUN_ENDS", "build_timelines", "seconds", "timeline_points"]
 
 # The events that end a message, and those that end a run of its handler.
 ENDS = ("acked", "failed")
-RUN_ENDS = ("acked", "retried", "failed", "released", "lost")
+RUN_ENDS = ("acked", "retried", "failed", "released", "lost", "cancelled")
 # The columns of a stored message that a timeline needs.
 MESSAGE_COLUMNS = ("queue", "id", "task", "state", "enqueued_at", "finished_at", "error")
 _PENDING = ("ready", "leased", "delayed")
@@ -72,7 +72,7 @@ def timeline_points(events: DataFrame, messages: DataFrame, now: float) -> DataF
 
 def first_line(column: str) -> Column:
     """Return an error in one line, as events have it (see `failure.summary`)."""
-    text = F.col(column)
+    text = F.regexp_replace(F.col(column), f"^{CODE.pattern}", "")
     plain = F.regexp_extract(text, r"^\s*([^\r\n]*)", 1)
     raised_last = F.element_at(F.split(text, CHAINED.pattern), -1)
     # The error of a group has a margin before it, as its frames have.

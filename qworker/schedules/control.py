@@ -11,6 +11,9 @@ from qworker.backend import Backend
 from qworker.clock import Clock
 from qworker.definition.hints import exact_options
 from qworker.errors import MissingExtra, UsageError
+from qworker.jobs.app_jobs import job_of
+from qworker.jobs.job import Job
+from qworker.jobs.source import JobApp
 from qworker.schedules.code import CodeSchedule, check_deviations
 from qworker.schedules.records import Definition
 from qworker.schedules.schedule import CatchUp, Overlap, Schedule, check_name, definition_of
@@ -25,7 +28,7 @@ from qworker.schedules.store import (
     set_paused,
     status_of,
 )
-from qworker.task import Call, Job
+from qworker.task import Call
 from qworker.validation import check_text, shown
 
 __all__ = ["Schedules", "run_now"]
@@ -33,20 +36,14 @@ __all__ = ["Schedules", "run_now"]
 R = TypeVar("R")
 
 
-class App(Protocol):
+class App(JobApp, Protocol):
     """The members of the app that its schedules use."""
 
     clock: Clock
 
-    async def backend(self) -> Backend:
-        """Return the backend of this event loop."""
-        ...
-
     def queue_names(self) -> list[str]:
         """Return the queues of all tasks and handlers."""
         ...
-
-    def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str) -> R: ...
 
 
 class Schedules:
@@ -166,16 +163,22 @@ class Schedules:
         """Resume a paused schedule from code without an event loop. See `resume`."""
         self._run_sync(self.resume(name), "resume(...)")
 
-    async def run(self, name: str) -> Job:
+    async def run(self, name: str) -> Job[Any]:
         """Enqueue one call of a schedule now, out of turn. Its ticks do not change.
 
         Raises:
             UsageError: There is no such schedule.
         """
         backend = await self._backend()
-        return await run_now(backend, await self._definition_of(backend, name), self._tasks.clock.time())
+        definition = await self._definition_of(backend, name)
+        message_id = await run_now(backend, definition, self._tasks.clock.time())
+        task = self._tasks.registered_tasks.get(definition.task)
+        if task is None:
+            return job_of(self._tasks, message_id, definition.queue, Any)
+        job: Job[Any] = task.job(message_id, queue=definition.queue)
+        return job
 
-    def run_sync(self, name: str) -> Job:
+    def run_sync(self, name: str) -> Job[Any]:
         """Enqueue one call of a schedule now from code without an event loop. See `run`."""
         return self._run_sync(self.run(name), "run(...)")
 
@@ -310,7 +313,7 @@ def _entries(entries: object) -> Mapping[str, Schedule]:
     return cast("Mapping[str, Schedule]", given)
 
 
-async def run_now(backend: Backend, definition: Definition, now: float) -> Job:
-    """Enqueue one call of a schedule now, out of turn."""
+async def run_now(backend: Backend, definition: Definition, now: float) -> str:
+    """Enqueue one call of a schedule now, out of turn, and return the message's id."""
     (message_id,) = await backend.publish(definition.queue, [definition.draft(None, now)])
-    return Job(message_id, definition.queue)
+    return message_id

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from qworker.cell import MOST_VALUE, Cell, CellOp
-from qworker.envelope import EnvelopeEncoder
+from qworker.envelope import CallOptions, EnvelopeEncoder
 from qworker.errors import UsageError
 from qworker.message import Draft
 from qworker.schedules.timetable import MOST_LATE, Timetable, late_of, timetable_of
@@ -51,6 +51,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     headers: dict[str, str] = {}
+    # What travels with the call.
+    options: CallOptions | None = None
     cron: str | None = None
     every: int | None = None
     tz: str = "UTC"
@@ -89,7 +91,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if tick is not None:
             headers[TICK_HEADER] = tick_header(self.name, tick, self.tz)
         draft = Draft(
-            body=EnvelopeEncoder(self.task).encode(tuple(self.args), self.kwargs, headers),
+            body=EnvelopeEncoder(self.task).encode(tuple(self.args), self.kwargs, headers, self.options),
             task=self.task,
             priority=self.priority,
             delay=self.delay,

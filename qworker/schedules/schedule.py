@@ -9,6 +9,7 @@ import msgspec
 
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
+from qworker.message import Draft
 from qworker.schedules.records import Definition
 from qworker.schedules.timetable import timetable_of, zone_of
 from qworker.task import Call
@@ -23,6 +24,11 @@ _CATCH_UPS = ("latest", "all", "none")
 _OVERLAPS = ("allow", "skip")
 # Seconds of the longest interval: a hundred years.
 _LONGEST = 36_500 * 86_400.0
+# The fields of a message that a definition keeps, and those that each tick sets.
+_KEPT = frozenset({"body", "task", "priority", "delay", "unique_key"})
+_SET_BY_TICKS = frozenset({"id", "due_at", "hold"})
+_UNUSABLE = tuple(name for name in Draft.__struct_fields__ if name not in _KEPT)
+_EMPTY = Draft(body=b"")
 # Bytes of the longest name. With a prefix it is a unique key.
 _MOST_NAME = 200
 
@@ -102,9 +108,10 @@ def definition_of(name: str, schedule: Schedule, *, in_code: bool = False, set_n
     opened = open_envelope(draft.body)
     if not isinstance(opened, Envelope):
         raise UsageError("a schedule takes a call of a task: make it with task.call(...)")
-    for option, value in (("id", draft.id), ("due_at", draft.due_at)):
-        if value is not None:
-            raise UsageError(f"the call of a schedule cannot have {option}=: each tick sets its own")
+    for option in _UNUSABLE:
+        if getattr(draft, option) != getattr(_EMPTY, option):
+            reason = ": each tick sets its own" if option in _SET_BY_TICKS else ""
+            raise UsageError(f"the call of a schedule cannot have {option}={reason}")
     if draft.unique_key is not None and schedule.overlap == "skip":
         raise UsageError('overlap="skip" sets a unique key: leave unique_key= out')
     return Definition(
@@ -114,6 +121,7 @@ def definition_of(name: str, schedule: Schedule, *, in_code: bool = False, set_n
         args=opened.args,
         kwargs=opened.kwargs,
         headers=opened.headers,
+        options=opened.options,
         cron=schedule.cron,
         # `__post_init__` has made it whole seconds.
         every=None if schedule.every is None else int(check_seconds("every", schedule.every)),

@@ -313,7 +313,7 @@ class NativeRoutes:
 
     async def reap(self, request: Request) -> Response:
         """Reap a queue, and return the number of messages that became ready."""
-        return _json(await self._backend.reap(_queue(request)))
+        return _json((await self._backend.reap(_queue(request))).returned)
 
     async def pause(self, request: Request) -> Response:
         """Pause a queue."""

@@ -1,7 +1,7 @@
 """The connection between a supervisor and one worker process: a socket pair, of which the worker inherits one end.
 
 The supervisor sends single bytes (`WorkerCommand`). The end of the stream means that it is dead. The worker sends JSON
-lines: one `WorkerReady` when it has reached its backend, and with `--health` a `WorkerReport` at intervals. Signals
+lines: one `WorkerReady` when it has opened its queues, and with `--health` a `WorkerReport` at intervals. Signals
 alone are not enough: a process group's SIGTERM reaches the worker directly and through its supervisor, and must not
 count twice.
 """

@@ -148,16 +148,21 @@ class _WorkerMain:
         with Signals(loop, self._on_signal, self._dump_status):
             self._listen(loop)
             outage = Outage("start", self._log, random.random)
-            backend = await connect(self._tasks.backend, waits=self._waits, stopping=self._stopping, outage=outage)
+            backend = await connect(self._open, waits=self._waits, stopping=self._stopping, outage=outage)
             finished = backend is None or await self._work(backend)
         await self._tasks.aclose()
         if not finished:
             return _ExitReason.TIMED_OUT
         return _ExitReason.RECYCLED if self._wants_recycling() else _ExitReason.FINISHED
 
-    async def _work(self, backend: Backend) -> bool:
+    async def _open(self) -> Backend:
+        """Reach the store and create the queues: what cannot be used is known before the worker is ready."""
+        backend = await self._tasks.backend()
         if self._settings.workers != (1, 1) and not backend.shared:
             raise UsageError(f"{backend.describe()}: queues exist only in one process: leave --workers out")
+        return await self._worker.create_queues()
+
+    async def _work(self, backend: Backend) -> bool:
         freeze_loaded_modules()
         if self._control is not None:
             queues = list(self._settings.queues or self._tasks.queue_names())

@@ -59,7 +59,7 @@ class WorkerProcess:
             theirs.close()
         ours.setblocking(False)
         self.pid = self._process.pid
-        # Monotonic seconds at which it had reached its backend.
+        # Monotonic seconds at which it had opened its queues.
         self.ready_at: float | None = None
         # Whether it was asked to end.
         self.ending = False

@@ -25,6 +25,7 @@ try:
     from qworker.testing.contract_admin import AdministeringContract
     from qworker.testing.contract_browse import BrowsingContract
     from qworker.testing.contract_bulk import BulkContract
+    from qworker.testing.contract_cancel import CancellingContract
     from qworker.testing.contract_cells import CellsContract
     from qworker.testing.contract_history import HistoryContract
     from qworker.testing.contract_lease import LeasingContract
@@ -46,6 +47,7 @@ class BackendContract(
     LeasingContract,
     SettlingContract,
     ReapingContract,
+    CancellingContract,
     KeepingContract,
     MaxBodyContract,
     AdministeringContract,

@@ -9,7 +9,7 @@ import pytest
 
 from qworker.backend.listing import list_messages
 from qworker.errors import InvalidName, QueueNotFound, UsageError
-from qworker.message import FinishedMessage, Query, Selection, SettleAction, State
+from qworker.message import FinishedMessage, MessageRef, Query, Selection, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.contract_publish import HOSTILE_NAMES
 from qworker.testing.harness import Case
@@ -133,7 +133,7 @@ class AdministeringContract(Contract):
                 with pytest.raises((InvalidName, QueueNotFound)):
                     await call
             try:
-                assert await backend.reap(name) == 0
+                assert (await backend.reap(name)).returned == 0
                 await backend.delete(name)
             except InvalidName:
                 pass
@@ -189,6 +189,26 @@ class AdministeringContract(Contract):
             assert stored is not None
             assert stored.state is state
             assert stored.message.body == state.value.encode()
+
+    async def test_find_by_the_id_and_the_task_shows_a_message_wherever_it_is(self, case: Case) -> None:
+        (failed,) = await case.publish(b"failed", task="resize")
+        assert await case.settle(await case.lease_one(), SettleAction.FAIL_PERM, error="broken")
+        (retried,) = await case.publish(b"retried", task="resize")
+        assert await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, error="once")
+        (released,) = [lease for lease in await wait_until(case.lease) if lease.message.id == retried]
+        assert await case.settle(released, SettleAction.RELEASE)
+        (leased,) = [lease for lease in await wait_until(case.lease) if lease.message.id == retried]
+        (ready,) = await case.publish(b"ready", task="resize")
+        (plain,) = await case.publish(b"plain")
+        (long,) = await case.publish(b"long", task="x" * 300)
+        refs = [MessageRef(one, "resize") for one in (failed, retried, ready)]
+        refs += [MessageRef(plain, "resize"), MessageRef(long, "x" * 300), MessageRef("unknown", "resize")]
+        found = {stored.message.id: stored.state for stored in await case.backend.find(case.queue, refs)}
+        kept = {} if "fail_kept" in case.backend.deviations else {failed: State.FAILED}
+        expected = {**kept, retried: State.LEASED, ready: State.READY, plain: State.READY, long: State.READY}
+        assert found == expected
+        assert await case.settle(leased, SettleAction.FAIL_TMP, error="twice", delay=0.0)
+        assert await case.state(MessageRef(retried, "resize")) in {State.READY, State.DELAYED}
 
     async def test_find_shows_nothing_for_an_unknown_id(self, case: Case) -> None:
         await case.publish(b"x")

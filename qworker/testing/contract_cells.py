@@ -188,7 +188,7 @@ class CellsContract(Contract):
         assert (await carry_out_one(case, put("m", rank=1))).done
         # The next put decides anew whether the cell expires.
         await case.harness.advance(ttl * 3)
-        assert await case.backend.reap(case.queue) == 0
+        assert (await case.backend.reap(case.queue)).returned == 0
         assert [cell.name for cell in (await carry_out_one(case, on("list"))).cells] == ["k", "l", "m", "n"]
 
     @rule("cells")
@@ -379,7 +379,7 @@ class CellsContract(Contract):
         watch = CellWatch(case.queue, "g", "n", "seen")
         async with asyncio.timeout(_DEADLINE):
             await case.backend.wait([], _ENDLESS, [watch])
-            await carry_out(case, put("n"))
+            assert (await carry_out_one(case, put("n"))).done
             await case.backend.wait([], _ENDLESS, [watch])
             await case.backend.wait([case.queue], _ENDLESS, [CellWatch(case.queue, "g", "n")])
 

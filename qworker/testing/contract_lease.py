@@ -213,7 +213,7 @@ class LeasingContract(Contract):
         await case.publish(b"x")
         held = await case.lease_one(by=first)
         await first.aclose()
-        assert await case.backend.reap(case.queue) == 0
+        assert (await case.backend.reap(case.queue)).returned == 0
         assert await second.remote_leases.find(case.queue, "unknown", held.token) is None
         stale = await second.remote_leases.find(case.queue, held.message.id, held.token + 1)
         assert stale is None or not await case.settle(stale, SettleAction.ACK, by=second)

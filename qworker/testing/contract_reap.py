@@ -42,13 +42,13 @@ class ReapingContract(Contract):
     """The tests of `reap`."""
 
     async def test_there_is_nothing_to_reap_in_an_absent_queue(self, case: Case) -> None:
-        assert await case.backend.reap(case.queue) == 0
+        assert (await case.backend.reap(case.queue)).returned == 0
 
     async def test_there_is_nothing_to_reap_while_leases_live(self, case: Case) -> None:
         await case.publish(b"1", b"2")
         await case.lease_one()
         for _ in range(3):
-            assert await case.backend.reap(case.queue) == 0
+            assert (await case.backend.reap(case.queue)).returned == 0
         assert (await case.counts())[:2] == (1, 1)
 
     @rule("expiry", otherwise=leases_outlive_the_clock)
@@ -92,10 +92,11 @@ class ReapingContract(Contract):
         await case.publish(*[b"x"] * 20)
         workers = [case.backend, await case.open(), await case.open()]
         await case.lease(20, visibility=case.tick)
-        counts = [await worker.reap(case.queue) for worker in workers]
+        counts = [(await worker.reap(case.queue)).returned for worker in workers]
         await case.harness.advance(case.tick * 1.5)
         for _ in range(2):
-            counts.extend(await asyncio.gather(*[worker.reap(case.queue) for worker in workers]))
+            results = await asyncio.gather(*[worker.reap(case.queue) for worker in workers])
+            counts.extend(result.returned for result in results)
         assert sum(counts) == 20
         leases = await case.lease(100)
         assert [lease.message.tries for lease in leases] == [1] * 20
@@ -113,7 +114,7 @@ class ReapingContract(Contract):
     async def test_due_messages_are_ready_after_a_reap(self, case: Case) -> None:
         ids = await case.publish(b"1", b"2", delay=case.tick)
         await case.publish(b"later", delay=case.long)
-        assert await case.backend.reap(case.queue) == 0
+        assert (await case.backend.reap(case.queue)).returned == 0
         await case.harness.advance(case.tick * 1.5)
         await case.backend.reap(case.queue)
         assert [await case.state(message_id) for message_id in ids] == [State.READY] * 2

@@ -162,9 +162,9 @@ class Case:
     async def expire(self, visibility: float, by: Backend | None = None) -> int:
         """Let a visibility timeout pass, reap before and after it, and return the number of reaped messages."""
         backend = by or self.backend
-        early = await backend.reap(self.queue)
+        early = (await backend.reap(self.queue)).returned
         await self.harness.advance(visibility * 1.5)
-        return early + await backend.reap(self.queue)
+        return early + (await backend.reap(self.queue)).returned
 
     async def stats(self) -> QueueStats:
         """Return the counts of the queue."""

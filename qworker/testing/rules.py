@@ -45,6 +45,8 @@ RULES: dict[str, str] = {
     "remove": "a message can be removed by its id",
     "remove_leased": "a leased message can be removed",
     "remove_by_state": "messages can be removed by their state",
+    "cancel": "a message can be cancelled in any state, also while a worker holds it",
+    "lost_leases": "reap names the leases of this instance that are gone; otherwise: it names none",
     "exact_counts": "stats counts each state exactly; otherwise: its total is right",
     "browse_delayed": "delayed messages are listed in the order in which they become due; otherwise: in any order",
     "browse_leased": "leased messages are listed; otherwise: the list is empty",

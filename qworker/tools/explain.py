@@ -16,7 +16,10 @@ from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
+from qworker.failed_call import reported_by
+from qworker.failure_text import CANCELLED, code_of, without_code
 from qworker.history.event import Event
+from qworker.jobs.records import RESULTS, get_cell
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
 from qworker.names import counted, id_forms
@@ -39,6 +42,7 @@ Code = Literal[
     "leased",
     "expired",
     "failed",
+    "cancelled",
     "done",
     "unknown-task",
     "bad-arguments",
@@ -48,7 +52,9 @@ Code = Literal[
     "no-worker",
     "wrong-queue",
     "suspect",
+    "result",
     "held",
+    "report",
     "tick",
 ]
 
@@ -107,7 +113,7 @@ async def explain(
     stored = next(iter(await backend.find(queue, forms)), None)
     message_id = forms[0] if stored is None else stored.message.id
     history, unreadable = await _history(backend, queue, message_id)
-    held = await _hold(backend, queue, message_id, stored)
+    held = [*await _hold(backend, queue, message_id, stored), *await _result(backend, queue, message_id)]
     if stored is None:
         reason = _gone(history[-1]) if history else _not_found(queue, await glance_at(backend, queue))
         told = _tick(tick_of_id(message_id))
@@ -117,7 +123,7 @@ async def explain(
     error = stored.error
     if stored.state is not State.FAILED and stored.message.tries and "retry_errors" in backend.deviations:
         error = _told_error(history) or error
-    reasons = [*await _by_state(backend, stored, error, clock.time()), *unreadable]
+    reasons = [*await _by_state(backend, stored, error, clock.time()), *_report(stored), *unreadable]
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         if stored.message.deaths:
             reasons.append(Reason("suspect", _suspicion(stored.message.deaths)))
@@ -164,6 +170,8 @@ def _gone(last: Event) -> Reason:
     ran = f" after {last.duration_s:.3g} s" if last.duration_s is not None else ""
     if last.kind == "acked":
         return Reason("done", f"it finished{_at(last.at)}{ran} on {last.worker}, and is not kept")
+    if last.kind == "cancelled":
+        return Reason("cancelled", f"it was cancelled{_at(last.at)} while {last.worker} ran it; it is not kept")
     if last.kind == "failed":
         return Reason(
             "failed", f"it failed permanently{_at(last.at)}: {last.error or 'no reason was kept'}; it is not kept"
@@ -180,6 +188,24 @@ async def _hold(backend: Backend, queue: str, message_id: str, stored: StoredMes
         return []
     also = "" if stored is None else ", also when the message is gone"
     return [Reason("held", f"its id is held until{_time(end)}: another message with it is not stored before{also}")]
+
+
+def _report(stored: StoredMessage) -> list[Reason]:
+    """Explain a call of an `on_failure` task."""
+    opened = open_envelope(unpack(stored.message).body)
+    found = reported_by(opened.headers) if isinstance(opened, Envelope) else None
+    return [] if found is None else [Reason("report", f"it reports the failure of {found[1]} ({found[0]})")]
+
+
+async def _result(backend: Backend, queue: str, message_id: str) -> list[Reason]:
+    """Explain the result that is kept for callers, if there is one."""
+    if "cells" in backend.deviations:
+        return []
+    (reply,) = await backend.cells(queue, [get_cell(RESULTS, message_id)])
+    if reply.cell is None or reply.cell.ttl is None:
+        return []
+    until = datetime.now(UTC).timestamp() + reply.cell.ttl
+    return [Reason("result", f"its result is kept until{_time(until)}")]
 
 
 def _not_found(queue: str, glance: QueueGlance) -> Reason:
@@ -264,6 +290,11 @@ def _leased(stored: StoredMessage, now: float) -> Reason:
 
 
 def _failed(stored: StoredMessage) -> Reason:
+    if code_of(stored.error) == CANCELLED:
+        who = one_line(without_code(stored.error or "")).removeprefix("cancelled")
+        return Reason(
+            "cancelled", f"it was cancelled{_at(stored.finished_at)}{who}; `qworker requeue` runs it after all"
+        )
     why = one_line(stored.error or "") or "no reason was kept"
     tries = f" after {_times(stored.message.tries)}" if stored.message.tries else ""
     return Reason(

@@ -29,6 +29,7 @@ from qworker.errors import BackendError, InvalidName, NotSupported
 from qworker.message import Draft, Lease, Message, Query, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_id
 from qworker.parcel import pack, unpack
+from qworker.tools.move_cells import count_cells, move_cells
 
 __all__ = ["MoveResult", "move"]
 
@@ -51,6 +52,8 @@ class MoveResult(msgspec.Struct):
         failed: Failed messages that were moved.
         twice: Messages whose leases were lost before they were acked at the source: both stores have them.
         left_leased: Messages that workers of the source have leased.
+        cells: Cells that were moved.
+        left_cells: Cells that stay, because the target has none.
     """
 
     queue: str
@@ -59,6 +62,8 @@ class MoveResult(msgspec.Struct):
     failed: int = 0
     twice: int = 0
     left_leased: int = 0
+    cells: int = 0
+    left_cells: int = 0
 
     @property
     def total(self) -> int:
@@ -76,7 +81,7 @@ async def move(
     renamed: Callable[[str, str], None] = lambda _old, _new: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> MoveResult:
-    """Move a queue's messages, with their ids, tries, times, priorities, keys, fields and arguments.
+    """Move a queue's messages, with their ids, tries, times, priorities, keys, fields and arguments, and its cells.
 
     It returns when the source has no ready and no delayed messages. Workers of the source finish the messages that they
     have leased.
@@ -110,6 +115,12 @@ async def move(
             break
         if not stats.ready:
             await asyncio.sleep(_WAIT_S)
+    if "cells" not in source.deviations:
+        # Last: what is moved may put cells.
+        if "cells" in target.deviations:
+            moved.left_cells = await count_cells(source, queue)
+        else:
+            moved.cells = await move_cells(source, target, queue)
     if stats.paused and stats.ready:
         raise BackendError(f"queue {queue} is paused at the source: run `qworker resume` for it first")
     return moved

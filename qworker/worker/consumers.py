@@ -11,9 +11,10 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+from qworker.jobs.handler_wait import HANDLER_WAITS
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import Delivery
 from qworker.worker.state import WorkerState
 
 __all__ = ["Consumers"]
@@ -26,6 +27,7 @@ class _Executor(Protocol):
     def prepare(self, delivery: Delivery) -> bool: ...
     def is_suspect(self, delivery: Delivery) -> bool: ...
     async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None: ...
+    async def report_failure(self, delivery: Delivery) -> None: ...
 
 
 class Consumers:
@@ -41,6 +43,7 @@ class Consumers:
         self._state = state
         self._isolated = isolated
         self._limit = state.options.isolated if isolated else state.options.concurrency
+        self._waits = state.waits
         self._executor = executor
         self._events = state.events
         # This function is called for each message.
@@ -67,6 +70,11 @@ class Consumers:
         if self._closing:
             self.release_waiting()
         else:
+            self._wake(len(self._queue))
+
+    def waits_changed(self) -> None:
+        """Run what waits, if a handler that waits for another job has made room."""
+        if self._queue:
             self._wake(len(self._queue))
 
     def release_waiting(self) -> None:
@@ -96,6 +104,8 @@ class Consumers:
         task = asyncio.current_task()
         assert task is not None
         self._woken -= 1
+        # The handlers run in copies of this context.
+        HANDLER_WAITS.set(self._waits)
         while not self._closing:
             try:
                 await self._work(task)
@@ -127,6 +137,8 @@ class Consumers:
             await executor.run(delivery, task)
             if task.cancelling():
                 await _clear_pending_cancellations(task)
+        if delivery.unreported:
+            await executor.report_failure(delivery)
         if delivery.settlement is not None:
             self._finish(delivery)
         else:
@@ -144,7 +156,7 @@ class Consumers:
             self._events.consumer_freed()
 
     def _release(self, delivery: Delivery) -> None:
-        if delivery.cancel_reason is CancelReason.LOST:
+        if delivery.gone is not None:
             self._events.lease_lost(delivery, "it was lost before the handler ran")
             return
         delivery.settle(SettleAction.RELEASE)
@@ -169,7 +181,8 @@ class Consumers:
     def _wake(self, work: int) -> None:
         """Wake two consumers, unless as many as there are messages were woken already."""
         wanted = min(2, work - self._woken)
-        while wanted > 0 and (self._idle or len(self._tasks) < self._limit):
+        limit = self._limit + (self._state.waiting_suspects if self._isolated else self._state.waiting)
+        while wanted > 0 and (self._idle or len(self._tasks) < limit):
             wanted -= 1
             self._woken += 1
             if self._idle:

@@ -9,7 +9,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from qworker.context import Context
+from qworker.context import CancelReason, Context
+from qworker.definition.callables import not_run_error
+from qworker.envelope import EncodedResult, encode_result
+from qworker.failed_call import FailureCode
+from qworker.jobs.records import Progress
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
 
@@ -31,18 +35,6 @@ def expiry_margin(visibility: float) -> float:
     It could still run when another worker has the message.
     """
     return min(visibility / 6, 5.0)
-
-
-class CancelReason(StrEnum):
-    """Why a handler is cancelled."""
-
-    TIMEOUT = "timeout"
-    # Another worker may hold the message.
-    LOST = "lost"
-    # The lease could not be extended and is about to expire.
-    EXPIRING = "expiring"
-    # The worker is stopping.
-    SHUTDOWN = "shutdown"
 
 
 class Delivery(msgspec.Struct, eq=False):
@@ -68,9 +60,24 @@ class Delivery(msgspec.Struct, eq=False):
     consumer: asyncio.Task[None] | None = None
     # Set: the handler's own outcome no longer counts.
     cancel_reason: CancelReason | None = None
+    # Set to `LEASE_LOST` or `CANCELLED`: the store has ended the lease, and takes no settlement.
+    gone: CancelReason | None = None
     # The error that the handler raised.
     error: BaseException | None = None
+    # Seconds for which the end of the job is kept. 0: nobody wants it.
+    result_ttl: float = 0.0
+    # Whether the handler's value is wanted, and then the value of a handler that has returned.
+    keep_result: bool = False
+    result: EncodedResult | None = None
+    # What the handler has reported, and whether it is to be stored.
+    progress: Progress | None = None
+    progress_pending: bool = False
+    # The number of jobs that the handler waits for at the moment.
+    waits: int = 0
     settlement: Settlement | None = None
+    # Why a message failed permanently, and whether its report is still to be stored, before it is failed.
+    code: FailureCode = "error"
+    unreported: bool = False
     # True from the moment at which its settlement may be on its way: no extension starts any more.
     settling: bool = False
     # The log fields of its span, if it is traced.
@@ -87,13 +94,32 @@ class Delivery(msgspec.Struct, eq=False):
         if self.consumer is not None:
             self.consumer.cancel()
 
+    def lose(self, reason: CancelReason) -> None:
+        """Note that the lease is gone, and cancel the handler unless it has ended. Only on the event loop's thread."""
+        self.gone = reason
+        if self.settlement is None:
+            self.cancel(reason)
+
     def settle(self, action: SettleAction, *, delay: float = 0.0, error: str | None = None, died: bool = False) -> None:
         """Decide how the lease ends."""
         self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error, died=died)
 
+    def take_value(self, value: Any) -> BaseException | None:
+        """Keep the value that the handler returned if it is wanted. Return the error if the handler has not run."""
+        error = None if value is None else not_run_error(value)
+        if error is None and self.keep_result:
+            self.result = encode_result(value)
+        return error
+
+    def fail(self, error: str, code: FailureCode = "error") -> None:
+        """Decide that the message has failed permanently."""
+        self.code = code
+        self.unreported = self.handler is not None and self.handler.on_failure is not None
+        self.settle(SettleAction.FAIL_PERM, error=error)
+
     def is_lost(self, now: float) -> bool:
         """Return whether the lease is over at a monotonic time: lost, expired, or to be settled. From any thread."""
-        return self.cancel_reason is CancelReason.LOST or self.settlement is not None or now >= self.expires
+        return self.gone is not None or self.settlement is not None or now >= self.expires
 
     @property
     def is_over(self) -> bool:
@@ -146,6 +172,8 @@ class Outcome(StrEnum):
     RELEASED = "released"
     # Its settlement was refused, or never reached the store.
     LOST = "lost"
+    # Its message was cancelled.
+    CANCELLED = "cancelled"
 
 
 class WorkerCounts(msgspec.Struct):
@@ -158,6 +186,7 @@ class WorkerCounts(msgspec.Struct):
         failed: Number of messages that failed permanently.
         released: Number of messages that it released.
         lost: Number of leases whose settlement was refused, or never reached the store.
+        cancelled: Number of leased messages that were cancelled.
     """
 
     leased: int = 0
@@ -166,6 +195,7 @@ class WorkerCounts(msgspec.Struct):
     failed: int = 0
     released: int = 0
     lost: int = 0
+    cancelled: int = 0
 
 
 class Observer(Protocol):

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Protocol
 
+from msgspec import UNSET
+
 from qworker import log_events as events
+from qworker.attempt.runner import AttemptRunner
 from qworker.clock import Clock
-from qworker.context import Context
+from qworker.context import CancelReason, Context, Stopping
 from qworker.decision import Fail, Retry, outcome_of
-from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import InvalidArguments
+from qworker.failed_call import FailureCode
 from qworker.failure_text import NotBegun, ProcessDied, failure_text, summary_of
+from qworker.jobs.records import Progress
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
 from qworker.names import printable
 from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.task import Handler
-from qworker.worker.delivery import CancelReason, Delivery, expiry_margin
+from qworker.worker.delivery import Delivery, expiry_margin
+from qworker.worker.failure_reports import FailureReports
+from qworker.worker.job_records import JobRecords
 from qworker.worker.state import WorkerState
 
 __all__ = ["Executor", "Runner"]
@@ -37,7 +42,7 @@ class Runner(Protocol):
     """Runs handlers in a thread or a process."""
 
     async def run(self, delivery: Delivery) -> BaseException | None:
-        """Run the handler. Return what it raised, or None."""
+        """Run the handler. Return what it raised, or None: then `delivery.result` is its value, if that is wanted."""
         ...
 
 
@@ -54,6 +59,7 @@ class Executor:
         self._active = state.active
         self._runners = runners
         self._lifespan_value = state.lifespan_value
+        self._stopping = state.stopping
         self._observers = state.observers
         self._clock = state.clock
         self._margin = expiry_margin(state.options.visibility_timeout)
@@ -61,7 +67,10 @@ class Executor:
         self._log = state.log
         self._warned: set[str] = set()
         self._counts_deaths = "deaths" not in state.backend.deviations
+        self._records = state.records
         self._can_isolate = "isolated" in runners
+        self._providers = state.providers
+        self.report_failure = FailureReports(state).store
 
     # -- before ------------------------------------------------------------------------------------------------------
 
@@ -93,12 +102,18 @@ class Executor:
                 delivery.handler = task
                 delivery.task = task.name
                 delivery.headers = opened.headers
+                options = opened.options
+                kept = task.options.result if options is None or options.result is UNSET else options.result
+                if kept:
+                    delivery.result_ttl, delivery.keep_result = kept, True
+                    self._records.in_use = True
                 return self._validate(delivery, task, opened)
         raw = self._tasks.raw_handlers.get(message.queue)
         if isinstance(opened, tuple) and (opened[0] in self._tasks.registered_tasks or raw is None):
             delivery.task = opened[0]
             if opened[0] in self._tasks.registered_tasks:
-                delivery.settle(SettleAction.FAIL_PERM, error=f"invalid envelope: {opened[1]}")
+                delivery.handler = self._tasks.registered_tasks[opened[0]]
+                delivery.fail(f"invalid envelope: {opened[1]}", "arguments")
                 return False
         elif raw is not None:
             delivery.handler = raw
@@ -114,7 +129,7 @@ class Executor:
             delivery.args, delivery.kwargs = task.signature.convert(envelope.args, envelope.kwargs)
         except InvalidArguments as error:
             delivery.error = error
-            delivery.settle(SettleAction.FAIL_PERM, error=str(error))
+            delivery.fail(str(error), "arguments")
             return False
         return True
 
@@ -135,10 +150,10 @@ class Executor:
         allowed = delivery.handler.options.max_tries
         if tries < allowed:
             return True
-        delivery.settle(
-            SettleAction.FAIL_PERM,
-            error=f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this"
+        delivery.fail(
+            f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this"
             " message may be killing its workers. It was not run again.",
+            "poison",
         )
         return False
 
@@ -153,7 +168,7 @@ class Executor:
         now = self._clock.monotonic()
         if delivery.cancel_reason is None and delivery.expires <= now + self._margin:
             # The store granted the lease long before its answer arrived.
-            delivery.cancel_reason = CancelReason.EXPIRING
+            delivery.cancel_reason = CancelReason.LEASE_LOST
         if handler is None or delivery.cancel_reason is not None:
             self._decide(delivery)
             return
@@ -192,12 +207,25 @@ class Executor:
     def _call(self, delivery: Delivery, handler: Handler) -> Awaitable[BaseException | None]:
         if delivery.isolated:
             return self._runners["isolated"].run(delivery)
+        if handler.runner is not None:
+            return self._call_around(delivery, handler, handler.runner)
         if handler.takes_context and handler.kind != "process":
             delivery.context = self._context(delivery, handler)
             delivery.args.insert(0, delivery.context)
         if handler.kind == "async":
-            return _HandlerCall(handler.function(*delivery.args, **delivery.kwargs))
+            return _HandlerCall(handler.function(*delivery.args, **delivery.kwargs), delivery)
         return self._runners[handler.kind].run(delivery)
+
+    def _call_around(
+        self, delivery: Delivery, handler: Handler, runner: AttemptRunner
+    ) -> Awaitable[BaseException | None]:
+        """Run a handler that has hooks or injected parameters."""
+        if handler.kind == "process":
+            return self._runners["process"].run(delivery)
+        context = delivery.context = self._context(delivery, handler)
+        if handler.kind == "async":
+            return _HandlerCall(runner.run(context, delivery.args, delivery.kwargs, self._providers), delivery)
+        return self._runners["thread"].run(delivery)
 
     def _context(self, delivery: Delivery, handler: Handler) -> Context:
         timeout = handler.options.timeout
@@ -208,7 +236,7 @@ class Executor:
             headers=delivery.headers,
             state=self._lifespan_value,
             max_tries=handler.options.max_tries,
-            lease_lost=functools.partial(_is_lost, delivery, self._clock),
+            control=_Control(delivery, self._clock, self._stopping, self._records),
         )
 
     def _notify_started(self, delivery: Delivery) -> None:
@@ -231,7 +259,7 @@ class Executor:
             elif error is None:
                 delivery.settle(SettleAction.ACK)
             elif isinstance(error, Fail):
-                delivery.settle(SettleAction.FAIL_PERM, error=outcome_of(error)[0])
+                delivery.fail(outcome_of(error)[0])
             elif isinstance(error, Retry):
                 reason, delay = outcome_of(error)
                 self._fail(delivery, reason, delay=delay)
@@ -258,25 +286,31 @@ class Executor:
     def _decide_cancelled(self, delivery: Delivery, reason: CancelReason) -> None:
         if reason is CancelReason.TIMEOUT and delivery.handler is not None:
             delivery.error = TimeoutError(f"timed out after {delivery.handler.options.timeout:g} seconds")
-            self._fail(delivery, str(delivery.error))
-        elif reason is not CancelReason.LOST:
+            self._fail(delivery, str(delivery.error), code="timeout")
+        elif delivery.gone is None:
             # The result of a cancelled handler does not count, because the handler may be incomplete.
             delivery.settle(SettleAction.RELEASE)
 
     def _fail(
-        self, delivery: Delivery, reason: str, backoff: Backoff | None = None, *, delay: float | None = None
+        self,
+        delivery: Delivery,
+        reason: str,
+        backoff: Backoff | None = None,
+        *,
+        delay: float | None = None,
+        code: FailureCode = "error",
     ) -> None:
         if delivery.handler is None:
-            delivery.settle(SettleAction.FAIL_PERM, error=reason)
+            delivery.fail(reason)
             return
+        died = isinstance(delivery.error, ProcessDied)
         options = delivery.handler.options
         tries = delivery.lease.message.tries + 1
         if tries >= options.max_tries:
-            delivery.settle(SettleAction.FAIL_PERM, error=reason)
+            delivery.fail(reason, "poison" if died else code)
             return
         if delay is None:
             delay = (backoff or options.backoff).delay(tries, self._draw())
-        died = isinstance(delivery.error, ProcessDied)
         delivery.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason, died=died)
 
 
@@ -287,10 +321,11 @@ class _HandlerCall:
     when it ends.
     """
 
-    __slots__ = ("_coroutine",)
+    __slots__ = ("_coroutine", "_delivery")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], delivery: Delivery) -> None:
         self._coroutine = coroutine
+        self._delivery = delivery
 
     def __await__(self) -> Generator[Any, Any, BaseException | None]:
         coroutine = self._coroutine
@@ -301,8 +336,13 @@ class _HandlerCall:
             try:
                 waiting = enter(step, sent)
             except StopIteration as end:
-                return None if end.value is None else not_run_error(end.value)
+                value, delivery = end.value, self._delivery
+                # Most handlers return nothing, and a call would cost more than the rest of this line.
+                return None if value is None and not delivery.keep_result else delivery.take_value(value)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
+                # The error's traceback has this frame: without the delivery, which will have the error, there is no
+                # circle that only the collector ends.
+                del self._delivery
                 return error
             try:
                 sent = yield waiting
@@ -315,5 +355,26 @@ class _HandlerCall:
                 step = coroutine.throw
 
 
-def _is_lost(delivery: Delivery, clock: Clock) -> bool:
-    return delivery.is_lost(clock.monotonic())
+class _Control:
+    """What a delivery tells the context of its handler, as an `AttemptControl`."""
+
+    __slots__ = ("_clock", "_delivery", "_records", "stopping")
+
+    def __init__(self, delivery: Delivery, clock: Clock, stopping: Stopping, records: JobRecords) -> None:
+        self._delivery = delivery
+        self._clock = clock
+        self._records = records
+        self.stopping = stopping
+
+    @property
+    def reason(self) -> CancelReason | None:
+        """Why the handler is stopped."""
+        return self._delivery.cancel_reason
+
+    def is_lost(self) -> bool:
+        """Return whether the lease is over."""
+        return self._delivery.is_lost(self._clock.monotonic())
+
+    def report(self, progress: Progress) -> None:
+        """Take the progress of the handler."""
+        self._records.report(self._delivery, progress)

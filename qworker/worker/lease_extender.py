@@ -1,8 +1,8 @@
 """The lease extender: a thread that extends leases, so that a handler that blocks the event loop keeps its message.
 
 A lease is extended when a third of its visibility timeout has passed at the latest. If it is lost, its handler is
-cancelled. If it could not be extended, its handler is cancelled before it expires, by the monotonic clock. The
-extension and the settlement of one lease never overlap: see `stop_extending`.
+cancelled, after the reaper has asked the store why. If it could not be extended, its handler is cancelled before it
+expires, by the monotonic clock. The extension and the settlement of one lease never overlap: see `stop_extending`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import threading
 from collections.abc import Iterable
 
-from qworker.worker.delivery import CancelReason, Delivery, expiry_margin
+from qworker.context import CancelReason
+from qworker.worker.delivery import Delivery, expiry_margin
 from qworker.worker.outage import BACKEND_ERRORS
 from qworker.worker.state import WorkerState
 
@@ -77,7 +78,7 @@ class LeaseExtender:
             latest = self._clock.monotonic() + margin
             for delivery in list(self._held):
                 if delivery.expires <= latest and not delivery.settling and delivery.cancel_reason is None:
-                    delivery.cancel(CancelReason.EXPIRING)
+                    delivery.cancel(CancelReason.LEASE_LOST)
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class LeaseExtender:
                 raise
 
     def _on_result(self, lost: list[Delivery], extended: list[Delivery]) -> None:
-        for delivery in lost:
-            if delivery in self._held:
-                delivery.cancel(CancelReason.LOST)
+        missing = [delivery for delivery in lost if delivery in self._held]
+        if missing:
+            self._events.leases_missing(missing)
         self._events.leases_extended(extended)

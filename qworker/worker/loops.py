@@ -7,19 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker import log_events as events
+from qworker.context import CancelReason
 from qworker.message import Lease, SettleAction
 from qworker.schedules.code import supports_schedules
+from qworker.worker.cancel_repair import CancelRepair
 from qworker.worker.consumers import Consumers
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import Delivery
 from qworker.worker.executor import Executor, Runner
 from qworker.worker.feeder import Feeder
-from qworker.worker.handlers.process_runner import ProcessRunner, app_place, process_limit
+from qworker.worker.handlers.process_runner import ProcessRunner, app_place, app_url, process_limit
 from qworker.worker.handlers.thread_runner import ThreadRunner
 from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.reaper import Reaper
 from qworker.worker.scheduler import Scheduler
 from qworker.worker.settler import SENDERS, Settler
 from qworker.worker.state import WorkerState
+from qworker.worker.waits import Waits
 
 __all__ = ["WorkerLoops"]
 
@@ -37,16 +40,22 @@ class WorkerLoops:
     def __init__(self, state: WorkerState) -> None:
         self.state = state
         state.events = self
+        state.waits = Waits(state)
+        state.records.bind()
         concurrency = state.options.concurrency
-        self.threads = ThreadRunner(concurrency)
-        self.processes = ProcessRunner(process_limit(concurrency), state.clock)
+        self.threads = ThreadRunner(concurrency, state.providers)
+        self.processes = ProcessRunner(
+            process_limit(concurrency), state.clock, state.records.report, url=app_url(state.app)
+        )
         runners: dict[str, Runner] = {"thread": self.threads, "process": self.processes}
         self.isolated_processes: ProcessRunner | None = None
         place = app_place(state.app)
         if place is None:
             state.log.warning(events.ISOLATION_DISABLED, **{events.ERROR: _NOT_IMPORTABLE})
         else:
-            runners["isolated"] = self.isolated_processes = ProcessRunner(state.options.isolated, state.clock, place)
+            runners["isolated"] = self.isolated_processes = ProcessRunner(
+                state.options.isolated, state.clock, state.records.report, place
+            )
         self.lease_extender = LeaseExtender(state)
         self.settler = Settler(state, self.lease_extender.stop_extending)
         # An event of each message: it is the settler's own method, so it costs no call between.
@@ -56,12 +65,19 @@ class WorkerLoops:
         self.suspects = Consumers(state, executor, isolated=True)
         self.feeder = Feeder(state)
         self.reaper = Reaper(state)
+        self.cancels = CancelRepair(state)
         has_schedules = state.options.schedules and supports_schedules(state.backend.deviations)
         self.scheduler = Scheduler(state) if has_schedules else None
 
     def background(self) -> list[Callable[[], Any]]:
         """Return the loops that run with the feeder and until the handlers have finished. None ends by itself."""
-        loops = [self.lease_extender.watch, self.reaper.run, self.consumers.watch, self.suspects.watch]
+        loops = [
+            self.lease_extender.watch,
+            self.reaper.run,
+            self.cancels.run,
+            self.consumers.watch,
+            self.suspects.watch,
+        ]
         if self.scheduler is not None:
             loops.append(self.scheduler.run)
         return [*[self.settler.run] * SENDERS, *loops]
@@ -70,6 +86,12 @@ class WorkerLoops:
         """Let a burst begin when the ticks that are due are enqueued: it ends when no message is left."""
         if self.scheduler is not None and self.state.options.burst:
             await self.scheduler.begun.wait()
+
+    def stop_leasing(self) -> None:
+        """Lease nothing more. Idempotent."""
+        self.feeder.stop()
+        if self.scheduler is not None:
+            self.scheduler.begun.set()
 
     def release_waiting(self) -> None:
         """Release the messages that have not started."""
@@ -87,6 +109,14 @@ class WorkerLoops:
         """Lease nothing more, but stay."""
         self.state.quiet = True
         self.feeder.interrupt()
+
+    def notice_stopping(self) -> None:
+        """Give the handlers the notice that the worker stops. Idempotent."""
+        if not self.state.stopping.is_set():
+            self.state.stopping.set()
+            self.processes.notice_stopping()
+            if self.isolated_processes is not None:
+                self.isolated_processes.notice_stopping()
 
     async def wait_for_handlers(self, patience: float, aborting: asyncio.Event) -> bool:
         """Wait until no lease is held. Return False if `patience` seconds or `aborting` came first."""
@@ -134,6 +164,10 @@ class WorkerLoops:
             self.state.listener.leases_extended(deliveries)
         self.settler.on_extended()
 
+    def leases_missing(self, deliveries: Sequence[Delivery]) -> None:
+        """Ask the store why, and stop the handlers."""
+        self.reaper.ask_why(deliveries)
+
     def lease_lost(self, delivery: Delivery, reason: str) -> None:
         """Drop the delivery."""
         self.settler.drop_lost(delivery, reason)
@@ -155,7 +189,7 @@ class WorkerLoops:
     def message_isolated(self, delivery: Delivery) -> None:
         """Run the handler in a process of suspects, and lease another message for its consumer."""
         state = self.state
-        if len(state.suspects) >= state.options.isolated and not state.options.burst:
+        if len(state.suspects) - state.waiting_suspects >= state.options.isolated and not state.options.burst:
             # Every lease of a worker that dies counts as a death of its message: a suspect must not wait here. A burst
             # does not wait for what is delayed, so it keeps them.
             delivery.settle(SettleAction.RELEASE, delay=self._suspect_delay())
@@ -176,4 +210,12 @@ class WorkerLoops:
 
     def consumer_freed(self) -> None:
         """Lease the next messages."""
+        self.feeder.wake()
+
+    def waits_changed(self) -> None:
+        """Give the place of a handler that waits to another message, or to one more thread or process."""
+        state = self.state
+        self.threads.waiting = state.waiting
+        self.consumers.waits_changed()
+        self.suspects.waits_changed()
         self.feeder.wake()

@@ -40,6 +40,7 @@ class TaskCounts(msgspec.Struct):
     failed: int = 0
     released: int = 0
     lost: int = 0
+    cancelled: int = 0
     # The durations of handlers: their number in each bucket of `SECONDS`, and their sum in seconds.
     durations: list[int] = msgspec.field(default_factory=lambda: _empty_buckets(SECONDS))
     seconds: float = 0.0
@@ -56,11 +57,12 @@ class TaskCounts(msgspec.Struct):
             "failed": self.failed,
             "released": self.released,
             "lost": self.lost,
+            "cancelled": self.cancelled,
         }
 
     def add(self, other: TaskCounts) -> None:
         """Add the counts of `other`."""
-        for name in ("acked", "retried", "failed", "released", "lost", "seconds", "attempts"):
+        for name in ("acked", "retried", "failed", "released", "lost", "cancelled", "seconds", "attempts"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
         self.tries = [a + b for a, b in zip(self.tries, other.tries, strict=True)]

@@ -15,6 +15,7 @@ from typing import Any
 
 from qworker import log_events as events
 from qworker.clock import Clock
+from qworker.context import CancelReason
 from qworker.history.batch import EventBatch
 from qworker.history.event import Kind
 from qworker.logs import one_line
@@ -129,6 +130,8 @@ class Recorder:
         def kind_of(delivery: Delivery) -> tuple[Kind, bool]:
             settlement = delivery.settlement
             kind: Kind = "lost" if reason is not None or settlement is None else OUTCOMES[settlement.action]
+            if kind == "lost" and delivery.gone is CancelReason.CANCELLED:
+                kind = "cancelled"
             return kind, delivery not in self._recorded
 
         for (kind, begins), group in groupby(sorted(deliveries, key=kind_of), kind_of):

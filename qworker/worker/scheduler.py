@@ -33,6 +33,8 @@ _LOOK_SHARE = 100.0
 _LOOK_AT_MOST = 60.0
 # Seconds until a paused schedule, or one whose records cannot be used, is looked at again.
 _AGAIN = 2.0
+# Seconds after which a burst does not wait any longer for the first answer of the store.
+_FIRST_ANSWER = 10.0
 # The random seconds by which a tick is later, so that not all workers ask the store at once.
 _JITTER = 0.05
 
@@ -53,7 +55,7 @@ class Scheduler:
     """Ticks until it is cancelled.
 
     Attributes:
-        begun: Set after the first round. A burst waits for it.
+        begun: Set after the first round, or when a burst must not wait for it any longer.
     """
 
     def __init__(self, state: WorkerState) -> None:
@@ -82,10 +84,20 @@ class Scheduler:
 
     async def run(self) -> None:
         """Tick until cancelled."""
+        await self._wait_for_time()
         while True:
             pause = await self._round()
             self.begun.set()
             await asyncio.sleep(pause)
+
+    async def _wait_for_time(self) -> None:
+        """Wait until the store's time is known: a host whose clock is wrong must not tick ahead."""
+        try:
+            async with asyncio.timeout(_FIRST_ANSWER):
+                await self._store.known.wait()
+        except TimeoutError:
+            self.begun.set()
+            await self._store.known.wait()
 
     async def _round(self) -> float:
         self._note_step()

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from qworker import log_events as events
-from qworker.failure_text import error_type, summary_of
+from qworker.context import CancelReason
+from qworker.failure_text import CANCELLED, code_of, error_type, summary_of
 from qworker.kit.settle import SettledInPart
 from qworker.kit.store_errors import is_final_for_message
 from qworker.logs import debug_enabled, one_line
-from qworker.message import OUTCOMES, SettleAction, Settlement
+from qworker.message import OUTCOMES, MessageRef, SettleAction, Settlement, State
 from qworker.worker.delivery import Delivery, Outcome
 from qworker.worker.outage import BACKEND_ERRORS
 from qworker.worker.set_aside import SetAside
@@ -45,6 +46,7 @@ class Settler:
         self._counts = state.counts
         self._observers = state.observers
         self._listener = state.listener
+        self._records = state.records
         self._events = state.events
         self._clock = state.clock
         self._outage = state.outage("settler")
@@ -165,7 +167,27 @@ class Settler:
                 size *= 2
                 self._outage.record_success()
                 self._aside.forget(batch)
+                if refused:
+                    await self._find_cancelled(batch, refused)
                 self._end(batch, refused, at)
+
+    async def _find_cancelled(self, batch: list[Delivery], refused: list[Settlement]) -> None:
+        """Find out which messages were cancelled so shortly before their end that no reap has told it."""
+        lost = {id(settlement) for settlement in refused}
+        asked: dict[str, dict[str, Delivery]] = {}
+        for delivery in batch:
+            if id(delivery.settlement) in lost and delivery.gone is not CancelReason.CANCELLED:
+                message = delivery.lease.message
+                asked.setdefault(message.queue, {})[MessageRef(message.id, delivery.task or None)] = delivery
+        for queue, deliveries in asked.items():
+            try:
+                found = await self._backend.find(queue, list(deliveries))
+            except BACKEND_ERRORS:
+                # It is reported as a lost lease, which it is too.
+                continue
+            for stored in found:
+                if stored.state is State.FAILED and code_of(stored.error) == CANCELLED:
+                    deliveries[stored.message.id].gone = CancelReason.CANCELLED
 
     def _end_stored(self, batch: list[Delivery], error: BaseException, at: float) -> list[Delivery] | None:
         """End what was stored of a batch in which an error concerns single messages, and return the others.
@@ -209,6 +231,9 @@ class Settler:
         self._state.settling += count
         self._events.settlements_sent()
         try:
+            if self._records.in_use:
+                # First: a message that has ended always has its result.
+                await self._records.store(batch)
             return await self._backend.settle(settlements)
         finally:
             self._state.settling -= count
@@ -277,12 +302,24 @@ class Settler:
         self._observe(delivery, outcome, settlement.error)
 
     def _end_lost(self, delivery: Delivery, event: str, reason: str) -> None:
+        if delivery.gone is CancelReason.CANCELLED:
+            self._end_cancelled(delivery)
+            return
         self._counts.lost += 1
         say = self._log.error if event == events.SETTLEMENT_ABANDONED else self._log.warning
         say(event, **delivery.fields(), **{events.DURATION_S: round(delivery.duration, 6), events.ERROR: reason})
         self._observe(delivery, Outcome.LOST, reason)
         if self._listener is not None:
             self._listener.lease_lost(delivery, reason)
+
+    def _end_cancelled(self, delivery: Delivery) -> None:
+        self._counts.cancelled += 1
+        self._log.info(
+            events.MESSAGE_CANCELLED, **delivery.fields(), **{events.DURATION_S: round(delivery.duration, 6)}
+        )
+        self._observe(delivery, Outcome.CANCELLED, None)
+        if self._listener is not None:
+            self._listener.lease_lost(delivery, "it was cancelled")
 
     def _observe(self, delivery: Delivery, outcome: Outcome, error: str | None) -> None:
         for observer in self._observers:

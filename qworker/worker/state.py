@@ -6,11 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from qworker import log_events as events
 from qworker.app import Tasks
+from qworker.attempt.providers import WorkerProviders
 from qworker.backend import Backend
 from qworker.clock import Clock
+from qworker.context import Stopping
+from qworker.failure_text import summary_of
+from qworker.jobs.handler_wait import HandlerWaits
 from qworker.message import Lease
 from qworker.worker.delivery import Delivery, LeaseListener, Observer, WorkerCounts
+from qworker.worker.job_records import JobRecords
 from qworker.worker.outage import Outage
 from qworker.worker.store_clock import StoreClock
 from qworker.worker.worker_options import WorkerOptions
@@ -27,6 +33,10 @@ class WorkerEvents(Protocol):
 
     def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
         """Report that a round of extensions has extended the leases of these deliveries."""
+        ...
+
+    def leases_missing(self, deliveries: Sequence[Delivery]) -> None:
+        """Report that the store did not extend the leases of these deliveries: they are gone."""
         ...
 
     def delivery_finished(self, delivery: Delivery) -> None:
@@ -53,6 +63,10 @@ class WorkerEvents(Protocol):
         """Report that a consumer that waited for a thread is free again."""
         ...
 
+    def waits_changed(self) -> None:
+        """Report that a handler waits for another job from now on, or continues."""
+        ...
+
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class WorkerState:
@@ -69,13 +83,19 @@ class WorkerState:
         counts: The counts of the worker since its start.
         observers: The observers of each start of a handler and of each outcome.
         lifespan_value: The value that the app's lifespan yielded.
+        providers: The values of providers with the scope `worker`.
         listener: The observer of batches of leases, if there is a history.
         held: Every lease of this worker, from its start to its settlement. Other threads read it.
         active: The deliveries whose handler is running. Other threads read its size.
         quiet: Whether the worker leases nothing more, but stays.
+        stopping: The notice for handlers that the worker stops.
         suspects: The deliveries that run in a process of suspects, or wait for one.
         settling: Messages whose settlement is on its way to the store. Their consumers are free.
         leftover_threads: Consumers whose thread has outlived its message.
+        records: What is stored for the callers of jobs.
+        waits: The receiver of the waits of handlers. None: they are not counted.
+        waiting: Handlers that wait for other jobs, without the suspects.
+        waiting_suspects: Suspects whose handler waits for other jobs.
         events: The receiver of what happens in the loops.
         store_clock: The store's time.
     """
@@ -90,19 +110,32 @@ class WorkerState:
     counts: WorkerCounts = field(default_factory=WorkerCounts)
     observers: list[Observer] = field(default_factory=list[Observer])
     lifespan_value: Any = None
+    providers: WorkerProviders = field(init=False)
     listener: LeaseListener | None = None
     held: set[Delivery] = field(default_factory=set[Delivery])
     active: set[Delivery] = field(default_factory=set[Delivery])
     quiet: bool = False
+    stopping: Stopping = field(default_factory=Stopping)
     suspects: set[Delivery] = field(default_factory=set[Delivery])
     settling: int = 0
     leftover_threads: int = 0
+    waits: HandlerWaits | None = None
+    waiting: int = 0
+    waiting_suspects: int = 0
+    records: JobRecords = field(init=False)
     events: WorkerEvents = field(init=False)
     store_clock: StoreClock = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the store's clock of that of the app, which its backends have too."""
+        """Create what is empty at the start."""
+        # The clock of the app: its backends have it too.
         self.store_clock = StoreClock(self.app.clock)
+        self.records = JobRecords(self.backend, self.clock, self.log)
+        self.providers = WorkerProviders(self._log_provider)
+
+    def _log_provider(self, name: str, error: BaseException) -> None:
+        fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: summary_of(error)}
+        self.log.error(events.PROVIDER_FAILED, **{events.PROVIDER: name}, **fields)
 
     @property
     def begun(self) -> int:
@@ -118,7 +151,10 @@ class WorkerState:
         # Settlements on their way occupy no consumer: the next messages are leased while the store commits. But a store
         # that takes no settlements must not be leased empty.
         # Suspects occupy no consumer either, but a worker holds no more of them than it can run other messages.
-        occupied = len(self.held) - min(self.settling, most) - min(len(self.suspects), most) + self.leftover_threads
+        # Handlers that wait for other jobs occupy none, or they could wait for what they keep from running.
+        idle = self.waiting + self.waiting_suspects
+        suspects = min(len(self.suspects) - self.waiting_suspects, most)
+        occupied = len(self.held) - min(self.settling, most) - suspects - idle + self.leftover_threads
         room = most - occupied
         return room if options.max_messages is None else min(room, options.max_messages - self.begun)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from qworker.clock import Clock
 
 __all__ = ["StoreClock"]
@@ -14,22 +16,34 @@ class StoreClock:
 
     Args:
         clock: The clock of this process.
+
+    Attributes:
+        known: Set by the first answer.
     """
 
-    __slots__ = ("_clock", "_taken", "_taken_at")
+    __slots__ = ("_clock", "_taken", "_taken_at", "known")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._taken: float | None = None
+        self.known = asyncio.Event()
+        self._taken = 0.0
         self._taken_at = 0.0
 
-    def take(self, now: float) -> None:
-        """Take the store's time from an answer that has just arrived."""
+    def take(self, now: float, took: float = 0.0) -> None:
+        """Take the store's time from an answer that has just arrived.
+
+        Args:
+            now: The time in the answer, in Unix seconds.
+            took: The seconds that the call took. An answer that took long is no step of the clock.
+        """
+        if self.known.is_set():
+            now = min(max(self.time(), now), now + took)
         self._taken, self._taken_at = now, self._clock.monotonic()
+        self.known.set()
 
     def time(self) -> float:
         """Return the store's time in Unix seconds."""
-        if self._taken is None:
+        if not self.known.is_set():
             return self._clock.time()
         return self._taken + (self._clock.monotonic() - self._taken_at)
 

@@ -32,6 +32,7 @@ from qworker.backend.each_queue import can_be_of_one_queue, describe_problem
 from qworker.backend.offers import file_system_of
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, UsageError
+from qworker.failed_call import check_holds
 from qworker.kit.task_groups import background_tasks
 from qworker.logs import WorkerLog
 from qworker.schedules.code import check_deviations
@@ -89,6 +90,7 @@ class Worker:
         self._log = WorkerLog(structlog.get_logger("qworker").bind(**{events.WORKER: self.name}))
         self._loops: WorkerLoops | None = None
         self._recorder: Recorder | None = None
+        self._has_queues = False
         self._draining = False
         self._aborting = asyncio.Event()
         self._quiet = False
@@ -101,7 +103,8 @@ class Worker:
             self._draining = True
             self._log.info(events.WORKER_DRAINING, running=len(self.running_messages()))
             if self._loops is not None:
-                self._loops.feeder.stop()
+                self._loops.stop_leasing()
+                self._loops.notice_stopping()
 
     def cancel_handlers(self) -> None:
         """Cancel the handlers now and release their messages, tries unchanged. Idempotent."""
@@ -160,10 +163,10 @@ class Worker:
             BackendError: The store could not be reached at the start.
             Exception: The error that ended a loop. Unfinished messages were released if the store allowed it.
         """
-        backend = await self._tasks.backend()
-        if self._options.schedules and self._tasks.schedules.in_code:
-            check_deviations(backend.describe().partition(":")[0], backend.deviations)
-        await self._create_queues(backend)
+        for task in self._tasks.registered_tasks.values():
+            if task.on_failure is not None:
+                check_holds(self._tasks.url, task.name)
+        backend = await self.create_queues()
         switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
         try:
@@ -172,8 +175,27 @@ class Worker:
         finally:
             sys.setswitchinterval(switch_interval)
 
+    async def create_queues(self) -> Backend:
+        """Open the store and create the queues. `run` does this itself if it was not done before.
+
+        The loops report a queue that cannot be used, and its messages run when it can.
+
+        Returns:
+            The open backend.
+
+        Raises:
+            BackendError: The store cannot be used, or none of the queues can be.
+            NotSupported: The code has schedules, and the store does not support them.
+        """
+        backend = await self._tasks.backend()
+        if self._options.schedules and self._tasks.schedules.in_code:
+            check_deviations(backend.describe().partition(":")[0], backend.deviations)
+        if not self._has_queues:
+            await self._create_queues(backend)
+            self._has_queues = True
+        return backend
+
     async def _create_queues(self, backend: Backend) -> None:
-        """Create the queues. The loops report one that cannot be used, and its messages run when it can."""
         failed: dict[str, BackendError] = {}
         for queue in self.queues:
             try:
@@ -224,7 +246,8 @@ class Worker:
         loops = self._loops = WorkerLoops(state)
         loops.lease_extender.start()
         if self._draining:
-            loops.feeder.stop()
+            loops.stop_leasing()
+            loops.notice_stopping()
         file_system = file_system_of(backend)
         more: dict[str, str] = {}
         if file_system is not None:
@@ -278,6 +301,7 @@ class Worker:
             # 6. No lease is extended from here on. The reaper has stopped with the loops.
             await loops.lease_extender.stop(_FLUSH_PATIENCE)
             await loops.close_runners()
+            await loops.state.providers.aclose()
             if self._recorder is not None:
                 self._recorder.close()
             # 7. The lifespan is left last, by `run`.

@@ -9,12 +9,16 @@ import pytest_asyncio
 
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
+from qworker.cell import Cell, CellOp, CellWatch
 from qworker.errors import BackendUnavailable, FormatTooNew
 from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.contract import BackendContract
 from qworker.testing.contract_browse import in_order
 from qworker.testing.harness import Case, Harness
 from qworker_redis import browse
+from qworker_redis.connection import Connection
+from qworker_redis.connections import ConnectionPool
+from qworker_redis.error_replies import ConnectionLost
 from qworker_redis.lease import RedisLeaser
 from qworker_redis.wait import WakeListWaiter
 from tests.support.servers import PROGRAMS, RedisHarness, RedisServer
@@ -91,6 +95,66 @@ async def test_what_is_kept_no_longer_leaves_nothing_behind(server: RedisServer)
         names = [f"{{qworker:{queue}}}:{name}" for name in ("msg", "errors", "keys")]
         assert [client.hlen(name) for name in names] == [3, 1, 0]
     await backend.aclose()
+
+
+async def test_expired_cells_and_those_of_a_deleted_queue_leave_nothing_behind(server: RedisServer) -> None:
+    async with RedisHarness(server) as harness:
+        case = Case(harness, await harness.open())
+        cells = [
+            Cell(f"g{number % 3}", f"{number}", b"x", ttl=None if number % 100 == 0 else 60.0) for number in range(1200)
+        ]
+        await case.backend.cells(case.queue, [CellOp("put", cell) for cell in cells])
+        keys = [f"{{qworker:{case.queue}}}:{name}" for name in ("cells", "cellnames", "celldue")]
+        await harness.advance(61.0)
+        with server.client() as client:
+            assert [client.hlen(keys[0]), client.zcard(keys[1]), client.zcard(keys[2])] == [1200, 1200, 1188]
+            await case.backend.reap(case.queue)
+            assert [client.hlen(keys[0]), client.zcard(keys[1]), client.zcard(keys[2])] == [12, 12, 0]
+            await case.backend.delete(case.queue)
+            assert client.exists(*keys) == 0
+
+
+async def test_a_put_whose_answer_was_lost_is_made_once(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with RedisHarness(server) as harness:
+        case = Case(harness, await harness.open())
+        await case.backend.create(case.queue)
+        evaluate, calls = ConnectionPool.evaluate, 0
+
+        async def lose_one(self: ConnectionPool, connection: Connection, name: str, *arguments: Any) -> Any:
+            nonlocal calls
+            reply = await evaluate(self, connection, name, *arguments)
+            calls += name == "cells"
+            if name == "cells" and calls == 1:
+                raise ConnectionLost("lost", sent=True)
+            return reply
+
+        monkeypatch.setattr(ConnectionPool, "evaluate", lose_one)
+        put = CellOp("put", Cell("g", "n", b"x"), "")
+        (reply,) = await case.backend.cells(case.queue, [put])
+        assert (reply.done, calls) == (True, 2)
+        (again,) = await case.backend.cells(case.queue, [put])
+        assert (again.done, again.cell) == (False, reply.cell)
+        await case.backend.delete(case.queue)
+
+
+async def test_a_wait_for_a_cell_has_one_connection_for_all_calls(server: RedisServer) -> None:
+    async with RedisHarness(server) as harness:
+        case = Case(harness, await harness.open())
+        await case.backend.create(case.queue)
+        watches = [CellWatch(case.queue, "g", f"{number}") for number in range(20)]
+        waits = [asyncio.create_task(case.backend.wait([], 60.0, [watch])) for watch in watches]
+        for wait in waits:
+            await case.until_waiting(wait)
+        with server.client() as client:
+            channels = client.pubsub_channels(f"{{qworker:{case.queue}}}:cell:*")
+            assert len(channels) == 20
+            assert len([one for one in client.client_list() if one["sub"] != "0"]) == 1
+            await case.backend.cells(case.queue, [CellOp("put", Cell("g", f"{number}")) for number in range(20)])
+            await asyncio.gather(*waits)
+            async with asyncio.timeout(30.0):
+                while client.pubsub_channels(f"{{qworker:{case.queue}}}:cell:*"):
+                    await case.backend.queues()
+        await case.backend.delete(case.queue)
 
 
 async def test_a_queue_of_a_newer_format_is_refused_in_one_line(server: RedisServer) -> None:
@@ -186,7 +250,7 @@ async def test_a_remote_lease_that_expired_is_not_found(server: RedisServer) -> 
     with server.client() as client:
         # The clock was not set: time has passed.
         client.hdel("{qworker:resumed}:meta", "seen")
-    assert await second.reap("resumed") == 1
+    assert (await second.reap("resumed")).returned == 1
     (taken,) = await second.lease("resumed", 1, 60.0)
     assert await second.remote_leases.find("resumed", other.message.id, other.token) is None
     assert taken.token > other.token

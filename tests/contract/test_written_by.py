@@ -154,11 +154,11 @@ async def test_written_by_31528ec_a_dead_worker_is_known_by_its_life_sign(tmp_pa
         dead = [one["id"] for one in written.facts["held"]]
         assert sorted(dead) == sorted(one["id"] for one in written.messages("held", "leased"))
         # Long before its leases end.
-        assert await backend.reap("held") == 2
+        assert (await backend.reap("held")).returned == 2
         tries = {lease.message.id: lease.message.tries for lease in await backend.lease("held", 10, 60.0)}
         assert tries == {one["id"]: int(one["id"] in dead) for one in written.messages("held")}
         # Nobody can tell whether those for whom a detached process held leases have died.
-        assert await backend.reap("remote") == 0
+        assert (await backend.reap("remote")).returned == 0
 
 
 # On fsq: and sq: a lease is a lock, and ends with its process.

@@ -13,7 +13,7 @@ import pytest
 
 from qworker.backend.registry import open_backend
 from qworker.cli.main import exit_status, main
-from qworker.errors import BackendUnavailable, FormatTooNew, PermissionDenied, StorageFull
+from qworker.errors import BackendUnavailable, FormatTooNew, PermissionDenied, QueueDamaged, StorageFull
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.names import counted
 from tests.support.processes import environment
@@ -210,7 +210,7 @@ def test_a_queue_that_is_not_there_is_one_line(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [BackendUnavailable, PermissionDenied, StorageFull, FormatTooNew])
+@pytest.mark.parametrize("error", [BackendUnavailable, PermissionDenied, QueueDamaged, StorageFull, FormatTooNew])
 def test_a_store_that_cannot_be_used_has_a_status_of_its_own(error: type[StorageFull]) -> None:
     assert exit_status(error("no")) == 3
 

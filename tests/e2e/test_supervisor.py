@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from qworker.supervisor.scaling import Scaler
 from qworker.supervisor.worker_process import Slot, WorkerProcess
+from qworker_redis.keys import REGISTER, queue_key
 from tests.e2e.test_run import APP, enqueue, names
 from tests.support.processes import Process, alive, started
+from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import wait_for
 
 # What process id 1 is by nature, a process can make itself; the attribute (36) survives the exec.
@@ -116,6 +119,74 @@ def test_what_keeps_the_first_worker_from_starting_ends_the_supervisor(folder: P
         assert process.end() == 2, process.text
         assert "no module 'nope'" in process.text
         assert "Traceback" not in process.text
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer(port=free_port()) as server:
+        yield server
+
+
+def break_register(server: RedisServer, spool: Path) -> str:
+    with server.client() as client:
+        client.flushall()
+        client.rpush(REGISTER, "x")
+    return f"redis://127.0.0.1:{server.port}/0"
+
+
+def break_queue(server: RedisServer, spool: Path) -> str:
+    with server.client() as client:
+        client.flushall()
+        client.set(queue_key("default", "meta"), "x")
+    return f"redis://127.0.0.1:{server.port}/0"
+
+
+def write_with_newer_release(server: RedisServer, spool: Path) -> str:
+    with server.client() as client:
+        client.flushall()
+        client.hset(queue_key("default", "meta"), "version", "99")
+    return f"redis://127.0.0.1:{server.port}/0"
+
+
+def write_directory_with_newer_release(server: RedisServer, spool: Path) -> str:
+    (spool / "default").mkdir(parents=True)
+    (spool / "default" / "format").write_text("qworker directory 99\n")
+    return f"file://{spool}"
+
+
+def put_file_in_its_place(server: RedisServer, spool: Path) -> str:
+    spool.write_bytes(b"precious")
+    return f"fsq://{spool}"
+
+
+def take_permission(server: RedisServer, spool: Path) -> str:
+    # Nobody can make a directory there, not even root.
+    return "vsqs:///sys/spool"
+
+
+@pytest.mark.parametrize(
+    ("break_store", "words"),
+    [
+        (break_register, "the Redis key qworker:queues is not a set: rename this key"),
+        (break_queue, "queue 'default' cannot be used, because the Redis key {qworker:default}:meta is not a hash"),
+        (write_with_newer_release, "this release reads only 1: upgrade qworker"),
+        (write_directory_with_newer_release, "upgrade qworker"),
+        (put_file_in_its_place, "a file where a directory should be: check the URL"),
+        (take_permission, "cannot"),
+    ],
+)
+def test_a_store_that_can_never_be_used_ends_the_supervisor_as_it_ends_a_worker(
+    break_store: Callable[[RedisServer, Path], str], words: str, server: RedisServer, folder: Path
+) -> None:
+    url = break_store(server, folder / "spool")
+    for count in ("1", "2"):
+        with started(folder, "run", "app:tasks", "-w", count, "--url", url, "--log-level", "warning") as process:
+            assert process.end() == 3, process.text
+            # One of each process.
+            said = [line for line in process.lines if line.startswith("qworker: ")]
+            assert len(said) == process.text.count(words) <= int(count), process.text
+            assert said
+            assert "Traceback" not in process.text
 
 
 def test_as_an_init_it_reaps_strangers_orphans(folder: Path) -> None:

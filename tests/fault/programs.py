@@ -4,7 +4,11 @@
     python programs.py hold URL LEDGER COUNT               publish messages under the same held ids in every process
     python programs.py work URL LEDGER [CONCURRENCY]       work until the queue is empty; log each message that ran
     python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran or is acked
+    python programs.py cells URL LEDGER FIRST              change cells, from a number on; log each before and after
+    python programs.py cancel URL LEDGER                   cancel all messages; log each that is cancelled
     python programs.py bulk URL LEDGER PARTS ROWS          stage, seal and publish a job
+    python programs.py take URL LEDGER                     lease and ack until nothing is ready
+    python programs.py move URL LEDGER                     reap until nothing of a sealed load is staged
     python programs.py watch URL LEDGER                    reap, lease and ack for ever; log each round and each message
 
 A number is written to `attempted` before its publish, to `acked` after the publish has returned, and to `finished` when
@@ -18,13 +22,16 @@ import asyncio
 import os
 import secrets
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import qworker.bulk
 from qworker import Context, Draft, Message, Tasks
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
+from qworker.cell import Cell, CellAction, CellOp
 from qworker.errors import BackendError
-from qworker.message import SettleAction, Settlement
+from qworker.message import Query, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.worker import Worker, WorkerOptions
 
 QUEUE = "work"
@@ -80,15 +87,59 @@ async def hold(url: str, ledger: Ledger, count: int) -> None:
 
 
 async def _until_stored(backend, drafts: list[Draft], ledger: Ledger) -> None:
+    await _until_done(lambda: backend.publish(QUEUE, drafts), ledger)
+
+
+async def _until_done(call: Callable[[], Awaitable[object]], ledger: Ledger) -> None:
     for attempt in range(100):
         try:
-            await backend.publish(QUEUE, drafts)
+            await call()
         except BackendError as error:
             ledger.write("errors", f"{type(error).__name__}")
             await asyncio.sleep(0.01 * min(attempt, 10))
         else:
             return
     raise SystemExit("the store never said yes")
+
+
+# The changes of the program `cells`: what is done to which cell, and the version that it must have, if any.
+CHANGES: list[tuple[CellAction, str, str | None]] = [
+    ("put", "a", ""),
+    ("put", "b", None),
+    ("put", "a", None),
+    ("put", "a", "current"),
+    ("delete", "b", None),
+    ("close", "", None),
+    ("delete", "a", "current"),
+    ("close", "", None),
+    ("put", "a", None),
+    ("put", "b", ""),
+    ("put", "a", "current"),
+]
+
+
+def cell_value(number: int) -> bytes:
+    """The value that the change of a number puts: whole if its last bytes are there."""
+    return b"%d:%b:%d" % (number, b"x" * 5000, number)
+
+
+async def cells(url: str, ledger: Ledger, first: int) -> None:
+    """Make changes to two cells of a group, each again until the store has said yes."""
+    backend = open_backend(url)
+    await _until_done(lambda: backend.create(QUEUE), ledger)
+    for number in range(first, len(CHANGES)):
+        ledger.write("attempted", number)
+        await _until_done(lambda number=number: make_change(backend, number, *CHANGES[number]), ledger)
+        ledger.write("acked", number)
+    await backend.aclose()
+
+
+async def make_change(backend, number: int, do: CellAction, name: str, only: str | None) -> None:
+    """Make one change."""
+    if only == "current":
+        (found,) = await backend.cells(QUEUE, [CellOp("get", Cell("g", name))])
+        only = None if found.cell is None else found.cell.version
+    await backend.cells(QUEUE, [CellOp(do, Cell("g", name, cell_value(number), ttl=1e6 if number % 2 else None), only)])
 
 
 def make_tasks(url: str, ledger: Ledger) -> Tasks:
@@ -135,6 +186,25 @@ async def ack(url: str, ledger: Ledger) -> None:
         )
 
 
+async def cancel(url: str, ledger: Ledger) -> None:
+    """Cancel every message: two that another instance has leased, a delayed one, and the others."""
+    holder, backend = open_backend(url), open_backend(url)
+    leases = await holder.lease(QUEUE, 3, VISIBILITY)
+    if len(leases) == 3:
+        await holder.settle([Settlement(lease=leases.pop(), action=SettleAction.FAIL_TMP, delay=3600.0)])
+    found = [one for state in (State.READY, State.DELAYED, State.LEASED) for one in await _list(backend, state)]
+    for one in found:
+        (cancelled,) = await backend.cancel(QUEUE, Selection(ids=[one.message.id]), "program")
+        if cancelled.state in {State.READY, State.DELAYED, State.LEASED} or cancelled.already:
+            ledger.write("cancelled", one.message.body.decode())
+    await backend.aclose()
+    await holder.aclose()
+
+
+async def _list(backend, state: State) -> list[StoredMessage]:
+    return await list_messages(backend, QUEUE, Query(state))
+
+
 async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
     """One run of the job `bulk`: every partition is staged twice, as by a retry, and one attempt of each counts."""
     backend = open_backend(url)
@@ -151,6 +221,31 @@ async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
     await backend.aclose()
 
 
+async def take(url: str, ledger: Ledger) -> None:
+    """Lease and ack, a few at a time, until nothing is ready."""
+    backend = open_backend(url)
+    while (await backend.stats(QUEUE)).ready:
+        leases = await backend.lease(QUEUE, 3, VISIBILITY)
+        names = [lease.message.body.decode() for lease in leases]
+        ledger.write("finished", *names)
+        settlements = [Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]
+        refused = {id(settlement) for settlement in await backend.settle(settlements)}
+        ledger.write(
+            "settled", *(name for name, each in zip(names, settlements, strict=True) if id(each) not in refused)
+        )
+    await backend.aclose()
+
+
+async def move(url: str, ledger: Ledger) -> None:
+    """Do what a reaper does, until the sealed loads of the queue are gone."""
+    backend = open_backend(url)
+    assert backend.directory is not None
+    while list((backend.directory / QUEUE).glob("load-*")):
+        await backend.reap(QUEUE)
+    ledger.write("moved", 1)
+    await backend.aclose()
+
+
 def main(arguments: list[str]) -> None:
     program, url, folder, *rest = arguments
     ledger = Ledger(Path(folder))
@@ -158,8 +253,16 @@ def main(arguments: list[str]) -> None:
         asyncio.run(publish(url, ledger, int(rest[0]), int(rest[1])))
     elif program == "hold":
         asyncio.run(hold(url, ledger, int(rest[0])))
+    elif program == "cells":
+        asyncio.run(cells(url, ledger, int(rest[0])))
     elif program == "bulk":
         asyncio.run(bulk(url, ledger, int(rest[0]), int(rest[1])))
+    elif program == "take":
+        asyncio.run(take(url, ledger))
+    elif program == "move":
+        asyncio.run(move(url, ledger))
+    elif program == "cancel":
+        asyncio.run(cancel(url, ledger))
     elif program == "ack":
         asyncio.run(ack(url, ledger))
     elif program == "watch":

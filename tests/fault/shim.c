@@ -11,12 +11,13 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 enum { OFF, KILL, FAIL, LOSE };
-enum { MOVES = 1, SYNCS = 2, COMMANDS = 4 };
+enum { MOVES = 1, SYNCS = 2, COMMANDS = 4, MARKS = 8 };
 
 static int mode, number, every, kinds;
 static long when;
@@ -62,6 +63,8 @@ INJECT(SYNCS, fsync, (int d), (d))
 INJECT(SYNCS, fdatasync, (int d), (d))
 INJECT(SYNCS, syncfs, (int d), (d))
 INJECT(SYNCS, sync_file_range, (int d, off_t o, off_t n, unsigned f), (d, o, n, f))
+INJECT(MARKS, mkdirat, (int d, const char *a, mode_t m), (d, a, m))
+INJECT(MARKS, futimens, (int d, const struct timespec t[2]), (d, t))
 
 /* What begins with an asterisk is a command of Redis. The server has it when the process dies. */
 static ssize_t sent(ssize_t done, const void *data, size_t size) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -14,9 +15,10 @@ from qworker import bulk
 from qworker.backend.registry import open_backend
 from qworker.bulk import IncompleteLoad
 from qworker.message import SettleAction, Settlement
-from tests.fault.harness import COMMANDS, KILL, LOSE, QUEUE, Launcher, fault, strays
+from tests.fault.harness import COMMANDS, KILL, LOSE, MOVES, QUEUE, Books, Launcher, fault, stored, strays
 from tests.support.depth import DEPTH
 from tests.support.servers import RedisServer
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -69,7 +71,7 @@ def _die_and_resume(launcher: Launcher, url: str, ledger: Path, *, die: list[int
     return status, taken + asyncio.run(_take(url))
 
 
-@pytest.mark.parametrize("sync", ["full", "off"])
+@pytest.mark.parametrize("sync", ["full", "off", "off&fsq=1"])
 def test_a_bulk_write_that_dies_at_any_step_is_completed_by_the_same_job_and_doubles_nothing(
     tmp_path: Path, launcher: Launcher, sync: str
 ) -> None:
@@ -86,7 +88,7 @@ def test_a_bulk_write_that_dies_at_any_step_is_completed_by_the_same_job_and_dou
         statuses.append(status)
         if status == 0:
             break
-    assert statuses.count(-signal.SIGKILL) > 30
+    assert statuses.count(-signal.SIGKILL) > 20
     assert statuses[-1] == 0, f"a bulk write has more than {len(STEPS)} steps: {launcher.errors()}"
 
 
@@ -119,3 +121,118 @@ def test_a_bulk_write_into_redis_that_dies_at_any_call_is_completed_and_doubles_
     assert staged == [], "these would stay for ever"
     assert statuses.count(-signal.SIGKILL) > 15
     assert statuses[-1] == 0
+
+
+# -- a sealed load is consumed -----------------------------------------------------------------------------------------
+
+
+def _load(launcher: Launcher, root: Path, options: str = "") -> str:
+    url = f"file://{root}/spool?sync=off{options}"
+    assert launcher.run("bulk", url, root / "bulk", PARTS, ROWS) == 0, launcher.errors()
+    assert list((root / "spool" / QUEUE).glob("load-*")), "nothing is sealed"
+    return url
+
+
+def _check_taken(launcher: Launcher, url: str, root: Path, step: int) -> None:
+    """Let a worker take the rest. Each row was acked once, and nothing is left."""
+    settled = Books(root / "ledger").read("settled")
+    left = stored(url)
+    assert not set(settled) & left, f"acked, and still there: step {step}"
+    asyncio.run(_reap(url))
+    assert launcher.run("take", url, root / "ledger") == 0, launcher.errors()
+    books = Books(root / "ledger")
+    settled = books.read("settled")
+    assert len(settled) == len(set(settled)), f"acked twice: step {step}"
+    assert left <= set(settled), f"lost: step {step}"
+    assert sorted(books.finished) == EVERY_ROW, f"never run: step {step}"
+    assert stored(url) == set()
+    # A worker that finds nothing removes the empty directories, and a reaper what a dead worker has hidden.
+    assert asyncio.run(_take(url)) == []
+    asyncio.run(_reap(url))
+    queue = root / "spool" / QUEUE
+    assert [*queue.glob("load-*"), *queue.glob(".gone-*")] == [], step
+
+
+async def _reap(url: str) -> None:
+    backend = open_backend(url)
+    await backend.reap(QUEUE)
+    await backend.aclose()
+
+
+def test_a_worker_that_dies_at_any_step_of_taking_a_sealed_load_loses_and_doubles_nothing(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    statuses = []
+    for step in range(1, 200 * DEPTH):
+        root = tmp_path / str(step)
+        url = _load(launcher, root)
+        statuses.append(launcher.run("take", url, root / "ledger", fault=fault(KILL, step)))
+        _check_taken(launcher, url, root, step)
+        if statuses[-1] == 0:
+            break
+    assert statuses.count(-signal.SIGKILL) > 2 * PARTS * ROWS
+    assert statuses[-1] == 0
+
+
+def test_a_worker_whose_renames_lie_while_it_takes_a_sealed_load_loses_and_doubles_nothing(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    for every in (2, 3, 5):
+        root = tmp_path / str(every)
+        url = _load(launcher, root)
+        launcher.run("take", url, root / "ledger", fault=fault(LOSE, 1, number=5, every=every, kinds=MOVES))
+        _check_taken(launcher, url, root, every)
+
+
+def test_a_mover_that_dies_at_any_step_between_workers_loses_and_doubles_nothing(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    statuses = []
+    for step in range(1, 200 * DEPTH):
+        root = tmp_path / str(step)
+        url = _load(launcher, root)
+        statuses.append(launcher.run("move", f"{url}&fsq=1", root / "ledger", fault=fault(KILL, step)))
+        if step % 2:
+            # Another mover continues.
+            assert launcher.run("move", f"{url}&fsq=1", root / "ledger") == 0, launcher.errors()
+        _check_taken(launcher, url, root, step)
+        if statuses[-1] == 0:
+            break
+    assert statuses.count(-signal.SIGKILL) > PARTS * ROWS
+    assert statuses[-1] == 0
+
+
+def test_twenty_workers_killed_while_they_share_a_sealed_load_lose_and_double_nothing(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    rows = 4_000 * DEPTH
+    url, draw = f"file://{tmp_path}/spool?sync=off", random.Random(3)
+    assert launcher.run("bulk", url, tmp_path / "bulk", 2, rows // 2) == 0, launcher.errors()
+    ledger = tmp_path / "ledger"
+    workers = [launcher.start("take", url, ledger) for _ in range(2)]
+    killed = 0
+    while killed < 20:
+        before = len(Books(ledger).read("settled"))
+        goal = before + draw.randrange(1, 100)
+        wait_for(lambda goal=goal: len(Books(ledger).read("settled")) >= goal, f"{goal} rows are acked")
+        killed += launcher.kill(workers.pop(draw.randrange(2))) == -signal.SIGKILL
+        workers.append(launcher.start("take", url, ledger))
+    while _count(url):
+        asyncio.run(_reap(url))
+        assert launcher.run("take", url, ledger) == 0
+    for worker in workers:
+        launcher.kill(worker)
+    books = Books(ledger)
+    settled = books.read("settled")
+    assert len(settled) == len(set(settled))
+    assert len(books.finished) == rows
+
+
+def _count(url: str) -> int:
+    async def count() -> int:
+        backend = open_backend(url)
+        stats = await backend.stats(QUEUE)
+        await backend.aclose()
+        return stats.ready + stats.leased + stats.delayed
+
+    return asyncio.run(count())

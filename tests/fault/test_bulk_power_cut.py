@@ -57,8 +57,8 @@ def test_power_cuts_in_a_bulk_write_lose_nothing_double_nothing_and_tear_nothing
             interrupted += 1
         again = harness.start("bulk", url, ledger, PARTS, ROWS)
         assert again.wait(harness.PATIENCE) == 0
-        bodies = sorted(path.read_text() for path in (mounted / f"spool-{cycle}" / "work" / "queue").iterdir())
-        assert bodies == sorted(f"{part}.{row}" for part in range(PARTS) for row in range(ROWS)), cycle
+        bodies = [path.read_text() for path in (mounted / f"spool-{cycle}" / "work").glob("load-*/*/*/*")]
+        assert sorted(bodies) == sorted(f"{part}.{row}" for part in range(PARTS) for row in range(ROWS)), cycle
         # Room for the next cycle.
         shutil.rmtree(mounted / f"spool-{cycle}")
     assert interrupted
@@ -70,6 +70,6 @@ def _wait_for_staging(root: Path, files: int) -> None:
     def is_staged() -> bool:
         # `os.walk` passes over directories that are being removed.
         staged = sum(name.endswith("_0") for _, _, names in os.walk(root / "work/tmp") for name in names)
-        return staged >= files or any((root / "work/queue").glob("_*"))
+        return staged >= files or any((root / "work").glob("load-*"))
 
     wait_for(is_staged, f"{files} staged files")

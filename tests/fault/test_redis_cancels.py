@@ -126,7 +126,7 @@ class Calls:
         assert await self._backend.remove(name, Selection(ids=[other])) == 0
 
     async def reap(self) -> None:
-        assert await self._backend.reap(self._draw.choice(list(FIXED))) == 0
+        assert (await self._backend.reap(self._draw.choice(list(FIXED)))).returned == 0
 
     async def create(self) -> None:
         assert await self._backend.create(self._fixed()[0]) is None

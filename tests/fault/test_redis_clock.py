@@ -80,10 +80,10 @@ async def test_the_first_reap_of_a_new_process_after_a_jump_takes_no_live_lease(
     server.advance(jump)
     use_host(monkeypatch, host)
     new = open_backend(url_of(server, scheme))
-    assert await new.reap(QUEUE) == 0
+    assert (await new.reap(QUEUE)).returned == 0
     check(await remaining(server, new), leases)
     # The next ones see no second jump.
-    assert await worker.reap(QUEUE) + await new.reap(QUEUE) == 0
+    assert (await worker.reap(QUEUE)).returned + (await new.reap(QUEUE)).returned == 0
     check(await remaining(server, new), leases)
     assert await worker.settle([Settlement(lease=one, action=SettleAction.ACK) for one in leases]) == []
     await worker.aclose()
@@ -106,7 +106,7 @@ async def test_leases_that_are_extended_or_made_after_a_jump_keep_their_time(
         leases += await worker.lease(QUEUE, 1, VISIBILITY)
         assert len(leases) == 6
     new = open_backend(url_of(server, scheme))
-    assert await new.reap(QUEUE) + await worker.reap(QUEUE) == 0
+    assert (await new.reap(QUEUE)).returned + (await worker.reap(QUEUE)).returned == 0
     check(await remaining(server, new), leases)
     await worker.aclose()
     await new.aclose()
@@ -125,7 +125,7 @@ async def test_a_worker_that_starts_after_a_pause_takes_the_leases_of_the_dead_o
     server.advance(40)
     use_host(monkeypatch, host)
     new = open_backend(url_of(server, scheme), clock=clock)
-    returned = await new.reap(QUEUE)
+    returned = (await new.reap(QUEUE)).returned
     if host == "the same host":
         assert returned == len(leases)
     else:
@@ -134,7 +134,7 @@ async def test_a_worker_that_starts_after_a_pause_takes_the_leases_of_the_dead_o
         check(await remaining(server, new), leases)
         clock.ahead += VISIBILITY + LATER
         server.advance(VISIBILITY + LATER)
-        assert await new.reap(QUEUE) == len(leases)
+        assert (await new.reap(QUEUE)).returned == len(leases)
     await new.aclose()
 
 
@@ -144,10 +144,10 @@ async def test_an_outage_of_all_workers_is_no_jump(server: RedisServer, monkeypa
     leases = await leased(first)
     use_host(monkeypatch, "another host")
     second = open_backend(server.url, clock=clock)
-    assert await second.reap(QUEUE) + await first.reap(QUEUE) == 0
+    assert (await second.reap(QUEUE)).returned + (await first.reap(QUEUE)).returned == 0
     clock.ahead += 40
     server.advance(40)
-    assert await second.reap(QUEUE) == len(leases)
+    assert (await second.reap(QUEUE)).returned == len(leases)
     await first.aclose()
     await second.aclose()
 

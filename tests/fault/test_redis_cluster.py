@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from qworker.backend.registry import open_backend
+from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.errors import PublishUncertain
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.testing.wait_until import wait_until
@@ -42,6 +43,24 @@ def replicated() -> Iterator[Cluster]:
 
 def acks(leases: list[Lease]) -> list[Settlement]:
     return [Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]
+
+
+async def test_a_change_of_a_cell_wakes_a_wait_on_every_node(primaries: Cluster) -> None:
+    backend, other = open_backend(primaries.url()), open_backend(primaries.url())
+    queues = [f"cells-{number}" for number in range(6)]
+    waits = [asyncio.create_task(backend.wait([queue], 60.0, [CellWatch(queue, "g", "n")])) for queue in queues]
+    for wait in waits:
+        await wait_until_blocked(wait)
+    for queue in queues:
+        (put,) = await other.cells(queue, [CellOp("put", Cell("g", "n", b"x"))])
+        assert put.done
+    async with asyncio.timeout(40.0):
+        await asyncio.gather(*waits)
+    for queue in queues:
+        await backend.delete(queue)
+    assert [await other.cells(queue, [CellOp("get", Cell("g", "n"))]) for queue in queues] == [[CellReply(False)]] * 6
+    await backend.aclose()
+    await other.aclose()
 
 
 async def test_queues_of_a_cluster_live_on_all_its_nodes(primaries: Cluster) -> None:

@@ -12,9 +12,11 @@ from qworker import bulk
 from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
+from qworker.cell import Cell, CellAction, CellOp, CellWatch
 from qworker.errors import BackendError, BackendUnavailable, PermissionDenied
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
+from qworker.testing.wait_until_blocked import wait_until_blocked
 from tests.fault.loops import both_loops
 from tests.support.certificates import Certificates
 from tests.support.servers import RedisServer, free_port
@@ -169,6 +171,22 @@ async def test_a_user_logs_in_over_tls(
     await works(url.format("worker@"))
 
 
+async def use_cells(backend: Backend) -> None:
+    """Make every operation of cells, and a wait that is woken by a message of a channel."""
+    waiting = asyncio.create_task(backend.wait([], 60.0, [CellWatch(QUEUE, "g", "n")]))
+    await wait_until_blocked(waiting)
+    (put,) = await backend.cells(QUEUE, [CellOp("put", Cell("g", "n", ttl=LONG))])
+    async with asyncio.timeout(40.0):
+        await waiting
+    actions: list[CellAction] = ["get", "list", "delete", "close"]
+    replies = await backend.cells(QUEUE, [CellOp(do, Cell("g", "" if do == "list" else "n")) for do in actions])
+    assert [reply.done for reply in (put, *replies)] == [True] * 5
+    await backend.cells(QUEUE, [CellOp("put", Cell("g", "n", ttl=0.000_001))])
+    await backend.reap(QUEUE)
+    (closed,) = await backend.cells(QUEUE, [CellOp("close", Cell("g", ""))])
+    assert closed.empty
+
+
 async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = next(
         line.split("ACL SETUSER worker", 1)[1]
@@ -189,6 +207,7 @@ async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPat
         assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
         assert await backend.queues() == [QUEUE]
         await backend.reap(QUEUE)
+        await use_cells(backend)
         await backend.stats(QUEUE)
         await backend.publish(QUEUE, [Draft(body=b"%d" % number) for number in range(250)])
         for state in State:
@@ -219,4 +238,15 @@ async def test_a_wrong_password_is_one_line_and_is_not_shown(url: str) -> None:
         assert "\n" not in str(caught.value)
         with pytest.raises(PermissionDenied):
             await backend.publish(QUEUE, [Draft(body=b"x")])
+        await backend.aclose()
+
+
+async def test_a_user_without_channels_finds_the_change_of_a_cell_a_little_later() -> None:
+    with RedisServer() as server:
+        with server.client() as client:
+            rule = "on nopass allkeys resetchannels +@all -publish -subscribe"
+            client.execute_command("ACL", "SETUSER", "worker", *rule.split())
+        backend = open_backend(f"unix://worker@{server.socket}")
+        await use_cells(backend)
+        assert (await backend.cells(QUEUE, [CellOp("get", Cell("g", "n"))]))[0].cell is None
         await backend.aclose()

@@ -130,7 +130,7 @@ def test_a_register_of_another_type_is_named_in_one_line(server: RedisServer, tm
         program = [sys.executable, "-m", "qworker", command, *rest]
         ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
         client.delete(REGISTER)
-    assert ended.returncode == 1
+    assert ended.returncode == 3
     expected = "the names of the queues cannot be used, because the Redis key qworker:queues is not a set: "
     expected += "rename this key, or delete it if nothing needs it"
     assert ended.stderr.splitlines() == [f"qworker: {expected}"]

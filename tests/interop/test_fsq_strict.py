@@ -162,7 +162,8 @@ async def test_workers_scans_and_fsq_share_a_queue_and_each_item_runs_once(
 
     await backend.publish(QUEUE, [Draft(body=b"q%d" % n) for n in range(300)])
     await peer.python(f"import fsq\nfor n in range(100): fsq.senqueue({QUEUE!r}, 'f%d' % n, 'a')")
-    scans = [peer.run("scan", QUEUE, "/bin/sh", "-c", script, "sh") for _ in range(2)]
+    # One of fsq: two of them process an item twice if one stands still between its open and its lock.
+    scans = [peer.run("scan", QUEUE, "/bin/sh", "-c", script, "sh")]
     scans += [qworker_process("scan", f"fsq://{root}", QUEUE, "/bin/sh", "-c", script, "sh") for _ in range(2)]
     scanning = asyncio.gather(*scans)
     # Beside a scan that has begun, so that both get some.
@@ -170,7 +171,7 @@ async def test_workers_scans_and_fsq_share_a_queue_and_each_item_runs_once(
     async with asyncio.timeout(PATIENCE):
         await work()
         results = await scanning
-    assert [status for status, _ in results] == [0] * 4, results
+    assert [status for status, _ in results] == [0] * 3, results
     theirs = out.read_bytes().split()
     assert sorted([*ours, *theirs]) == sorted([b"q%d" % n for n in range(300)] + [b"f%d" % n for n in range(100)])
     assert ours

@@ -70,9 +70,9 @@ async def test_a_root_that_the_released_server_wrote_is_taken_over(unpacked: Pat
         leases = await backend.lease("alpha", 10, 1000.0)
         assert [lease.message.body.strip() for lease in leases] == [b"body 4", b"body 5", b"body 6"]
         assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
-        assert await backend.reap("alpha") == 0
+        assert (await backend.reap("alpha")).returned == 0
         clock.advance(31.0)
-        assert await backend.reap("alpha") == 2
+        assert (await backend.reap("alpha")).returned == 2
         again = await backend.lease("alpha", 10, 1000.0)
         assert [lease.message.body.strip() for lease in again] == [b"body 1", b"body 2"]
         assert [lease.message.tries for lease in again] == [1, 1]

@@ -247,13 +247,13 @@ async def test_our_crashed_consumers_are_harvested_and_theirs_are_left_to_harves
     assert (await backend.stats(TOPIC)).leased == 2
 
     async def is_reaped() -> bool:
-        return await backend.reap(TOPIC) == 1
+        return (await backend.reap(TOPIC)).returned == 1
 
     await wait_until(is_reaped)
     (lease,) = await backend.lease(TOPIC, 10, 60.0)
     assert (lease.message.id, lease.message.tries) == (ours, 1)
     for _ in range(2):
-        assert await backend.reap(TOPIC) == 0
+        assert (await backend.reap(TOPIC)).returned == 0
     assert held != ours
     status, output = await both.ours("harvest", "-t", TOPIC)
     assert (status, set(output.split())) == (0, {held, ours})
@@ -271,7 +271,7 @@ async def test_their_harvest_takes_our_leases_and_no_message_is_lost(both: Both,
     # What was done is done: a commit takes the message off the backlog, as rfq's own does.
     assert await backend.settle([Settlement(lease=acked, action=SettleAction.ACK)]) == []
     assert await backend.settle([Settlement(lease=failed, action=SettleAction.FAIL_TMP, error="late")]) == []
-    assert await backend.reap(TOPIC) == 0
+    assert (await backend.reap(TOPIC)).returned == 0
     assert await backend.settle([Settlement(lease=kept, action=SettleAction.RELEASE)]) != []
     await both.theirs("commit", TOPIC, done.message.id)
     leases = {lease.message.id: lease for lease in await backend.lease(TOPIC, 10, 60.0)}
@@ -349,7 +349,7 @@ async def test_a_keyspace_that_the_package_wrote_is_read_in_its_order(both: Both
     assert counts == [(3, 2), (6, 0)]
     held = await list_messages(backend, "ndvi", Query(State.LEASED))
     assert {row.message.id for row in held} == set(stored["rfq:ndvi:nextlog"])
-    assert await backend.reap("ndvi") == 0
+    assert (await backend.reap("ndvi")).returned == 0
     leases = await backend.lease("ndvi", 10, 60.0)
     assert [lease.message.fields for lease in leases] == [{"tile": f"T32U{n}", "op": "ndvi"} for n in (2, 3, 4)]
     # 2026-11-21, to the tick of the id.

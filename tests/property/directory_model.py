@@ -1,7 +1,9 @@
 """A small explicit-state model of the directory protocol, and the search through all of its states.
 
-What is modelled: the names that a message's file takes (`tmp`, `queue`, `lease`, `delay`, `fail`, `done`), the flock on
-its inode, the system calls of two worker processes (one of them with two consumers), of a reaper and of a foreign fsq,
+What is modelled: the names that a message's file takes (`tmp`, `staged`, `load`, `queue`, `lease`, `delay`, `fail`,
+`done`), the commit of a load, which renames the directory of all staged files, a mover of its files, the flock on
+its inode, the system calls of two worker processes (one of them with two consumers), of a reaper, of a canceller, of a
+requeue of what was cancelled, and of a foreign fsq,
 the death and restart of a worker after any call, an error of any rename whether or not it happened, and the passing of
 time. Left out: power loss and listings, which have tests of their own.
 
@@ -28,6 +30,8 @@ class Name(NamedTuple):
     # Of leases: the process, its incarnation (a new worker file), and the expiry, a number that the process counts up.
     holder: tuple[int, int] | None = None
     expiry: int = 0
+    # In fail/: the mark of a cancelled item.
+    cancelled: bool = False
 
 
 class Claim(NamedTuple):
@@ -43,6 +47,8 @@ class Claim(NamedTuple):
     locked: bool = False
     # By its own clock the lease is over.
     late: bool = False
+    # The message was cancelled, so its file has a later time than the token of this lease.
+    stale: bool = False
 
 
 class File(NamedTuple):
@@ -59,6 +65,11 @@ class File(NamedTuple):
     seen: Name | None = None
     # idle, opened, running, over (it comes once).
     fsq: str = "idle"
+    # The canceller: idle, seen (it has written the reason and will rename `wanted`), unsure, told (success), over.
+    canceller: str = "idle"
+    wanted: Name | None = None
+    # Whether the cancelled message was requeued (it is once).
+    requeued: bool = False
 
 
 class Process(NamedTuple):
@@ -86,6 +97,9 @@ class Rules(NamedTuple):
     keep_the_flock: bool = True
     reap_the_name_that_was_seen: bool = True
     look_after_an_error: bool = True
+    mark_the_cancelled: bool = True
+    compare_the_token: bool = True
+    requeue_the_cancelled_into_delay: bool = True
     # False: the documented residue, an fsq that stalls between open and flock for longer than a whole lease.
     brisk_fsq: bool = True
     # The bounds of the search: the process of each consumer, expiries per process, tries, and whether there is an fsq.
@@ -93,6 +107,13 @@ class Rules(NamedTuple):
     expiries: int = 2
     tries: int = 2
     fsq: bool = True
+    # The messages are those of a load, and whether a mover renames them to queue/.
+    load: bool = False
+    mover: bool = True
+    # False: a mover that renames the name of a file that it has not seen staged.
+    move_only_staged: bool = True
+    # Whether there is a canceller.
+    cancelling: bool = False
     # Permanent failure moves a file as ack does, and a release as a retry: left out where the search would be long.
     failing: bool = True
     releasing: bool = True
@@ -123,9 +144,38 @@ def steps(world: World, rules: Rules) -> Iterator[Step]:
                 yield from moves.consumer(consumer)
         yield from moves.reaper()
         yield from moves.time()
+        if rules.load and rules.mover:
+            yield from moves.mover()
+        if rules.cancelling:
+            yield from moves.canceller()
         if rules.fsq:
             yield from moves.fsq()
     yield from _deaths(world, rules)
+    if rules.load:
+        yield from _commits(world)
+
+
+def _commits(world: World) -> Iterator[Step]:
+    """The commit of a load: the seal is on the disk, and the directory of its files is renamed."""
+    if all(file.publisher == "staged" for file in world.files):
+        yield "the load is sealed", _each(world, "staged", publisher="sealed")
+    if any(file.publisher == "sealed" for file in world.files):
+        yield "commit: rename", _each(world, "load", publisher="told")
+        # Its process dies: any other one finds the seal, and continues.
+        if world.faults:
+            yield (
+                "commit: rename, reply lost",
+                _each(world, "load", publisher="sealed")._replace(faults=world.faults - 1),
+            )
+
+
+def _each(world: World, folder: str, *, publisher: str) -> World:
+    """Rename the directory of all staged files. What has left it before stays where it is."""
+    files = [
+        file._replace(publisher=publisher, name=Name(folder) if file.name == Name("staged") else file.name)
+        for file in world.files
+    ]
+    return world._replace(files=tuple(files))
 
 
 def _deaths(world: World, rules: Rules) -> Iterator[Step]:
@@ -192,6 +242,10 @@ class _Moves:
 
     def publisher(self) -> Iterator[Step]:
         file = self.file
+        if self.rules.load:
+            if file.publisher == "new":
+                yield "stage: write", self.now(file._replace(name=Name("staged"), publisher="staged"))
+            return
         if file.publisher == "new":
             yield "publish: write to tmp", self.now(file._replace(name=Name("tmp"), publisher="written"))
         if file.publisher == "written":
@@ -231,7 +285,7 @@ class _Moves:
         if name.folder == "queue" and file.lock == NOBODY:
             claim = Claim("locked", name, locked=True)
             yield f"{consumer} opens and locks", self.now(_with_claim(file, consumer, claim)._replace(lock=consumer))
-        if name.folder == "delay":
+        if name.folder in {"delay", "load"}:
             # No fsq works there; a lock that is taken is that of a holder who was given up, and no veto.
             free = file.lock == NOBODY
             opened = _with_claim(file, consumer, Claim("locked", name, locked=free))
@@ -286,10 +340,12 @@ class _Moves:
 
     def looked(self, consumer: int, claim: Claim) -> World:
         """After an error: one's own target means success, one's own old name that nothing happened; neither is loss."""
-        happened = self.file.name == claim.target
+        happened = self.file.name == claim.target and not (claim.stale and self.rules.compare_the_token)
         if happened or not self.rules.look_after_an_error:
             if not happened and claim.ending:
                 raise Broken("an end was reported that has not happened")
+            if claim.ending and claim.stale:
+                raise Broken("a cancelled message was settled as well")
             return self.settled(consumer, claim)
         if self.file.name == claim.name and claim.name.folder == "lease":
             back = claim._replace(at="held", target=None, ending=False)
@@ -307,7 +363,8 @@ class _Moves:
         if self.rules.failing:
             yield from self.rename(f"{consumer} fails", consumer, claim, Name("fail", tries))
         if self.rules.releasing:
-            back = Name("queue" if claim.locked else "delay", tries)
+            # A message with tries is in queue/ under no name that a search could know.
+            back = Name("queue" if claim.locked and not tries else "delay", tries)
             yield from self.rename(f"{consumer} releases", consumer, claim, back)
         if tries < self.rules.tries:
             yield from self.rename(f"{consumer} retries", consumer, claim, Name("delay", tries + 1))
@@ -347,6 +404,41 @@ class _Moves:
         else:
             yield "the reaper finds it gone", self.now(done)
 
+    def mover(self) -> Iterator[Step]:
+        """A reaper that renames the staged files of a sealed load to queue/, for programs that see only that."""
+        name = self.file.name
+        if name == Name("load") or (not self.rules.move_only_staged and name is not None and name.folder == "lease"):
+            yield "the mover renames", self.now(self.file._replace(name=Name("queue", name.tries), late=False))
+
+    def canceller(self) -> Iterator[Step]:
+        file, name = self.file, self.file.name
+        target = Name("fail", 0 if file.wanted is None else file.wanted.tries, cancelled=self.rules.mark_the_cancelled)
+        if file.canceller == "idle" and name is not None and name.folder in {"queue", "delay", "lease"}:
+            yield "cancel: writes the reason", self.now(file._replace(canceller="seen", wanted=name))
+        elif file.canceller == "seen":
+            yield "cancel: dies", self.now(file._replace(canceller="over", wanted=None))
+            if name != file.wanted:
+                yield "cancel: finds it gone", self.now(file._replace(canceller="idle", wanted=None))
+                return
+            claims = tuple(
+                claim._replace(late=True, stale=True)
+                if claim is not None and name in {claim.name, claim.target}
+                else claim
+                for claim in file.claims
+            )
+            moved = file._replace(name=target, late=False, claims=claims)
+            yield "cancel: rename", self.now(moved._replace(canceller="told"))
+            if self.world.faults:
+                yield "cancel: rename, reply lost", self.now(moved._replace(canceller="unsure"), fault=True)
+                yield "cancel: rename fails", self.now(file._replace(canceller="unsure"), fault=True)
+        elif file.canceller == "unsure":
+            # The caller gets the error and repeats the call, which finds the message cancelled, or cancels it.
+            done = name is not None and name.folder == "fail" and name.cancelled
+            yield "cancel: looks", self.now(file._replace(canceller="told" if done else "idle", wanted=None))
+        elif file.canceller == "told" and not file.requeued and name is not None and name.folder == "fail":
+            folder = "delay" if self.rules.requeue_the_cancelled_into_delay else "queue"
+            yield "requeue: rename", self.now(file._replace(name=Name(folder), requeued=True))
+
     def fsq(self) -> Iterator[Step]:
         file, name = self.file, self.file.name
         if file.fsq == "idle" and name is not None and name.folder == "queue":
@@ -375,11 +467,16 @@ def check(world: World) -> None:
         Broken: it does not.
     """
     for file in world.files:
-        if file.publisher == "told" and (file.name is None or file.name.folder == "tmp"):
+        if file.publisher == "told" and (file.name is None or file.name.folder in {"tmp", "staged"}):
             raise Broken("a published message is lost")
+        if file.publisher == "staged" and file.name != Name("staged"):
+            raise Broken("a message of a load that is not sealed is seen")
         running = [claim for claim in file.claims if claim is not None and claim.at != "locked" and not claim.late]
+        if file.canceller == "told" and not file.requeued and (file.name is None or file.name.folder != "fail"):
+            raise Broken("a cancelled message was settled as well")
         sure = [claim for claim in running if claim.at == "held"]
-        if len(sure) + (file.fsq == "running") > 1:
+        # An fsq is not told that its message was cancelled, and requeued: that is the user's decision.
+        if len(sure) + (file.fsq == "running" and not file.requeued) > 1:
             raise Broken("a message has two holders")
 
 
@@ -393,7 +490,7 @@ def check_step(before: World, label: str, after: World) -> None:
     for old, new in zip(before.files, after.files, strict=True):
         if old.name == new.name:
             continue
-        if old.name is not None and old.name.folder in {"done", "fail"}:
+        if old.name is not None and old.name.folder in {"done", "fail"} and actor != "requeue:":
             raise Broken("a message that is finished moved")
         if actor.isdigit() and old.name is not None and old.name.folder == "lease":
             claim = old.claims[int(actor)]
@@ -402,7 +499,12 @@ def check_step(before: World, label: str, after: World) -> None:
             others = [c for n, c in enumerate(old.claims) if n != int(actor) and c is not None and c.name == old.name]
             if others:
                 raise Broken("a stale holder changed something")
-        if new.name is not None and old.name is not None and not 0 <= new.name.tries - old.name.tries <= 1:
+        if (
+            actor != "requeue:"
+            and new.name is not None
+            and old.name is not None
+            and not 0 <= new.name.tries - old.name.tries <= 1
+        ):
             raise Broken("tries were miscounted")
 
 
@@ -419,7 +521,7 @@ def recovers(world: World) -> None:
         # Dead holders' leases are reaped by name; everything else is where workers look, or is finished.
         if name.folder == "lease" and name.holder is None:
             raise Broken("a lease that nobody can reap")
-        if name.folder not in {"queue", "delay", "lease", "fail", "done"}:
+        if name.folder not in {"load", "queue", "delay", "lease", "fail", "done"}:
             raise Broken("a message where nobody looks")
 
 

@@ -43,6 +43,7 @@ from qworker.names import new_ids
 from qworker.testing.clock import FakeClock
 from qworker.testing.harness import Harness
 from qworker.testing.wait_until import wait_until
+from qworker_memory.backend import MemoryBackend
 from tests.support.depth import DEPTH
 
 T = TypeVar("T")
@@ -63,7 +64,8 @@ CALLS = (
     *["publish_keyed"] * 2,
     *["browse"] * 2,
     *["requeue"] * 2,
-    *["crash", "die", "publish_again", "remember", "remove", "remove_state", "pause"],
+    *["cancel"] * 2,
+    *["crash", "die", "publish_again", "remember", "remove", "remove_state", "cancel_state", "pause"],
 )
 LIVE = (State.READY, State.LEASED, State.DELAYED, State.FAILED)
 
@@ -147,6 +149,8 @@ class Lifecycle(RuleBasedStateMachine):
         self.last_leaser: int | None = None
         self.held: list[Held] = []
         self.remembered: list[Remembered] = []
+        # The losses that workers were told: the worker, the id and the token.
+        self.told: set[tuple[int, str, int]] = set()
 
     def do(self, call: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(call)
@@ -282,12 +286,33 @@ class Lifecycle(RuleBasedStateMachine):
     def advance(self, worker: int, number: int, delay: float) -> None:
         """Time passes for workers that live: they reap about once a second."""
         seconds = STEPS[number % len(STEPS)]
-        self.both("reap")
+        self.reap()
         self.do(self.harness.advance(seconds))
         if self.clock is not self.harness.clock:
             self.clock.advance(seconds)
-        self.both("reap")
+        self.reap()
+        self.check_the_losses()
         self.step += 1
+
+    def reap(self) -> None:
+        self.do(self.model.reap(self.queue))
+        self.reap_by(0)
+
+    def reap_by(self, worker: int) -> None:
+        for lost in self.do(self.workers[worker].reap(self.queue)).lost:
+            told = (worker, lost.id, lost.token)
+            assert told not in self.told, "a loss was told twice"
+            self.told.add(told)
+
+    def check_the_losses(self) -> None:
+        """Each worker is told the losses of its own leases, and no others."""
+        if not self.alone:
+            self.reap_by(1)
+        for held in self.held:
+            told = (held.worker, held.real.message.id, held.real.token) in self.told
+            assert isinstance(self.model, MemoryBackend)
+            is_lost = self.model._store.get_leased(held.model) is None
+            assert told == (is_lost and "lost_leases" not in self.deviations)
 
     def crash(self, worker: int, number: int, delay: float) -> None:
         """A worker is gone without a word, and another takes its place; what it held waits for its expiry."""
@@ -301,7 +326,7 @@ class Lifecycle(RuleBasedStateMachine):
             return
         self.do(self.workers[worker].aclose())
         self.replace(worker)
-        self.do(self.workers[0].reap(self.queue))
+        self.reap_by(0)
         if self.alone:
             # What the process held is ready when another takes its place, which it does when it leases.
             taken = self.do(self.workers[0].lease(self.queue, 1, VISIBILITY))
@@ -360,6 +385,24 @@ class Lifecycle(RuleBasedStateMachine):
             model, real = self.both("remove", Selection(state=LIVE[number % 4]))
             assert model == real
             self.forget_the_gone()
+
+    def cancel(self, worker: int, number: int, delay: float) -> None:
+        if "cancel" not in self.deviations:
+            self.cancel_both(worker, Selection(ids=[*self.some_ids(number, 1 + number % 4), "unknown"]))
+
+    def cancel_state(self, worker: int, number: int, delay: float) -> None:
+        if "cancel" not in self.deviations:
+            self.cancel_both(worker, Selection(state=LIVE[number % 3]))
+
+    def cancel_both(self, worker: int, selection: Selection) -> None:
+        model, real = [
+            {one.id: (one.state, one.already) for one in self.do(store.cancel(self.queue, selection, "somebody"))}
+            for store in (self.model, self.workers[worker])
+        ]
+        assert model == real
+        # What failed twice at one time is unchanged to the microsecond.
+        self.remembered = [one for one in self.remembered if one.id not in model or one.step != self.step]
+        self.forget_the_gone()
 
     def forget_the_gone(self) -> None:
         left = {one.message.id for one in self.do(self.model.find(self.queue, self.ids)) if one.state is State.READY}

@@ -12,8 +12,9 @@ import pytest
 
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
-from qworker.message import Draft, Lease, SettleAction, Settlement
+from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock
+from qworker_file.lease import FileLease
 from tests.property.directory_model import Broken, Name, Rules, World, explore, start, steps
 
 pytestmark = pytest.mark.timeout(180)
@@ -46,6 +47,51 @@ def test_two_messages_in_the_hands_of_the_same_workers() -> None:
     assert explore(start(rules, 2, crashes=1, published=True), rules) > 10_000
 
 
+def test_messages_of_a_load_are_leased_from_where_they_were_staged_beside_a_mover_and_an_fsq() -> None:
+    rules = SMALL._replace(load=True, consumers=(0, 1))
+    assert explore(start(rules, faults=1), rules) > 10_000
+
+
+def test_a_load_survives_a_death_and_a_lost_reply_at_each_step() -> None:
+    rules = PAIR._replace(load=True)
+    assert explore(start(rules, faults=1, crashes=1), rules) > 10_000
+
+
+def test_two_messages_of_a_load_become_ready_together() -> None:
+    rules = PAIR._replace(load=True, expiries=1, releasing=False)
+    assert explore(start(rules, 2), rules) > 1_000
+
+
+def test_a_mover_that_moves_more_than_staged_files_gives_a_message_two_holders() -> None:
+    rules = SMALL._replace(load=True, consumers=(0, 1), move_only_staged=False)
+    with pytest.raises(Broken, match="two holders"):
+        explore(start(rules), rules)
+
+
+CANCELLING = PAIR._replace(cancelling=True, failing=True, expiries=1)
+
+
+def test_a_message_is_either_settled_or_cancelled_in_every_order() -> None:
+    assert explore(start(CANCELLING, published=True), CANCELLING) > 1_000
+
+
+def test_a_cancel_next_to_a_death_and_a_lost_reply_at_each_step() -> None:
+    assert explore(start(CANCELLING, faults=1, crashes=1, published=True), CANCELLING) > 10_000
+
+
+def test_a_cancel_next_to_an_fsq() -> None:
+    rules = CANCELLING._replace(fsq=True)
+    assert explore(start(rules, published=True), rules) > 1_000
+
+
+@pytest.mark.parametrize("broken", [("mark_the_cancelled", "compare_the_token"), ("compare_the_token",)])
+def test_without_the_mark_and_the_token_a_cancelled_message_would_be_settled_as_well(broken: tuple[str, ...]) -> None:
+    """A holder that ends its lease at the same moment would find its own target, and report success."""
+    rules = CANCELLING._replace(expiries=2)._replace(**dict.fromkeys(broken, False))
+    with pytest.raises(Broken, match="settled as well"):
+        explore(start(rules, published=True), rules)
+
+
 @pytest.mark.parametrize(
     ("rule", "counterexample"),
     [
@@ -72,12 +118,14 @@ CALLS = [
         for worker in (0, 1)
         for call in ("lease", "extend", "ack", "fail", "release", "retry", "die")
     ),
+    "cancel",
+    "requeue",
     "reap",
     "expire",
 ]
 LABELS = {"extend": "extends", "ack": "acks", "fail": "fails", "release": "releases", "retry": "retries"}
 # Ends that raise tries have no bound of their own here: `possible` has it.
-REAL = Rules(consumers=(0, 1), expiries=100, tries=100, fsq=False)
+REAL = Rules(consumers=(0, 1), expiries=100, tries=100, fsq=False, cancelling=True)
 MOST_TRIES = 1
 VISIBILITY = 60.0
 
@@ -115,6 +163,10 @@ def in_the_model(world: World, call: str) -> tuple[World, bool | None]:
             ("the reaper reads a name", "the reaper renames"),
             ("a lease is over", "the reaper reads a name", "the reaper renames"),
         ]
+    elif what == "cancel":
+        ways = [("cancel: writes the reason", "cancel: rename")]
+    elif what == "requeue":
+        ways = [("requeue: rename",)]
     elif what == "die":
         ways = [(f"worker {worker} dies", f"worker {worker} starts again")]
     else:
@@ -143,6 +195,10 @@ def possible(world: World, call: str) -> bool:
         return file.publisher == "new"
     if file.publisher == "new":
         return False
+    if what == "cancel":
+        return file.canceller == "idle" and file.name is not None and file.name.folder not in {"done", "fail"}
+    if what == "requeue":
+        return file.canceller == "told" and not file.requeued
     claim = file.claims[int(worker)] if worker else None
     if what in LABELS:
         return claim is not None and (what != "retry" or claim.name.tries < MOST_TRIES)
@@ -158,7 +214,8 @@ def coarse(world: World) -> object:
     file = world.files[0]
     assert file.name is None or file.name.folder != "tmp"
     claims = tuple(
-        None if claim is None else (claim.name == file.name, claim.locked, claim.name.tries) for claim in file.claims
+        None if claim is None else (claim.name == file.name, claim.locked, claim.name.tries, claim.stale)
+        for claim in file.claims
     )
     name = file.name
     held = (
@@ -166,7 +223,7 @@ def coarse(world: World) -> object:
         if name is None or name.holder is None
         else name.holder == (name.holder[0], world.processes[name.holder[0]][1])
     )
-    return file.publisher, name and (name.folder, name.tries), held, claims
+    return file.publisher, name and (name.folder, name.tries, name.cancelled), held, claims, file.requeued
 
 
 def every_call_in_every_state() -> list[tuple[str, ...]]:
@@ -212,6 +269,15 @@ class Real:
                 self.clock.advance(VISIBILITY * 2)
                 await self.workers[0].reap("q")
             return True
+        ids = Selection(ids=["20260101000000_000000001_1_h"])
+        if what == "cancel":
+            # The canceller is another process than both workers.
+            canceller = self.make()
+            found = await canceller.cancel("q", ids)
+            await canceller.aclose()
+            return [one.state in {State.READY, State.DELAYED, State.LEASED} for one in found] == [True]
+        if what == "requeue":
+            return await self.workers[0].requeue("q", ids) == 1
         return await self.work(what, int(number))
 
     async def work(self, what: str, number: int) -> bool:
@@ -228,6 +294,10 @@ class Real:
         assert lease is not None
         if what == "extend":
             lost = worker.extend([lease], VISIBILITY)
+            if lost:
+                # The next reap of this worker does that.
+                assert isinstance(lease, FileLease)
+                lease.close()
             self.leases[number] = None if lost else lease
             return not lost
         how = {

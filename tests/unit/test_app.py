@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import qworker
-from qworker import Backoff, Call, Context, Draft, Fail, Job, State, Tasks
+from qworker import Backoff, Call, Context, Draft, Fail, Job, Progress, State, Status, Tasks
 from qworker.backend.listing import list_messages
 from qworker.errors import DuplicateTask, InvalidArguments, InvalidName, InvalidURL, UnknownTask, UsageError
 from qworker.message import Message, Query, QueueStats, StoredMessage
@@ -297,10 +297,24 @@ def test_the_help_of_the_package_begins_with_its_names():
 
 @pytest.mark.parametrize(
     "cls",
-    [Backoff, Call, Context, Draft, Job, Message, QueueStats, StoredMessage, TaskOptions, WorkerOptions, WorkerCounts],
+    [
+        Backoff,
+        Call,
+        Context,
+        Draft,
+        Job,
+        Message,
+        Progress,
+        QueueStats,
+        Status,
+        StoredMessage,
+        TaskOptions,
+        WorkerOptions,
+        WorkerCounts,
+    ],
 )
 def test_every_public_field_is_described_where_editors_look(cls):
-    fields = getattr(cls, "__struct_fields__", None) or [name for name in cls.__slots__ if not name.startswith("_")]
+    fields = [name for name in getattr(cls, "__struct_fields__", cls.__slots__) if not name.startswith("_")]
     described = inspect.cleandoc(cls.__doc__).partition("Attributes:\n")[2]
     assert fields
     for field in fields:

@@ -114,7 +114,7 @@ def _after(other: Backend) -> Callable[..., Any]:
     """`pages`, which first has what is due moved."""
 
     async def pages(found: Any) -> AsyncIterator[list[StoredMessage]]:
-        assert await other.reap("q") == 12
+        assert (await other.reap("q")).returned == 12
         async for page in parts.in_pages(found):
             yield page
 

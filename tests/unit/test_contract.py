@@ -18,7 +18,7 @@ MEMBERS = {
     *("lease", "wait", "extend", "settle", "reap"),
     "cells",
     *("queues", "create", "delete", "stats", "pause", "resume"),
-    *("browse", "parts", "find", "requeue", "remove"),
+    *("browse", "parts", "find", "requeue", "remove", "cancel"),
 }
 # What it may set; each has a value for a store that has nothing to say.
 ATTRIBUTES = {"deviations", "shared", "directory", "remote_leases", "history", "max_body"}

@@ -89,7 +89,7 @@ async def test_its_messages_can_be_read_failed_requeued_and_removed(url: str, qu
         failed = await list_messages(backend, queue, Query(State.FAILED))
         assert [stored.error for stored in failed] == ["no"]
         assert await backend.requeue(queue, Selection(state=State.FAILED)) == 1
-        assert await backend.reap(queue) == 0
+        assert (await backend.reap(queue)).returned == 0
         left = [stored.message.id for stored in await list_messages(backend, queue, Query(State.READY))]
         assert await backend.remove(queue, Selection(ids=left)) == 2
         # A task can be enqueued into it: it exists.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Self
@@ -167,6 +168,15 @@ async def test_a_message_that_is_removed_before_its_first_lease_keeps_no_hold(
     assert codes(await explain(store, QUEUE, "order-17")) == ["not-found"]
     await store.publish(QUEUE, [draft])
     assert codes(await explain(store, QUEUE, "order-17")) == ["delayed" if delay else "ready", "held"]
+
+
+async def test_a_cancelled_message_says_when_and_by_whom(store: Backend) -> None:
+    (message_id,) = await store.publish(QUEUE, [Draft(body=b"x")])
+    await store.cancel(QUEUE, Selection(ids=[message_id]), "deploy")
+    found = await explain(store, QUEUE, message_id)
+    assert codes(found) == ["cancelled"]
+    text = found.reasons[0].text
+    assert re.match(r"it was cancelled at \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ by deploy; `qworker requeue`", text), text
 
 
 async def test_a_message_that_is_removed_after_a_failed_attempt_keeps_its_hold(store: Backend) -> None:

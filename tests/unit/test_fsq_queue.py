@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import socket
 import stat
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,9 +28,11 @@ from qworker.cli.main import main
 from qworker.message import Draft, Message, Query, Selection, SettleAction, Settlement, State
 from qworker.testing import FakeClock, run_until_idle, wait_until
 from qworker_fsq.environment import Constants
+from qworker_fsq.lease import LEAST_LINGER, LINGER
 from qworker_fsq.rpc.methods import RpcMethods
 from tests.support.depth import DEPTH
 from tests.support.immutable import make_immutable
+from tests.support.waiting import wait_for
 
 QUEUE = "q"
 ITEM = "_20131005205643_0_77_host_0"
@@ -198,9 +202,9 @@ async def test_a_step_of_the_wall_clock_ends_no_lease_early_and_keeps_none(root:
         assert len(await backend.lease(QUEUE, 1, 30.0)) == 1
         clock.step(step)
         clock.advance(20)
-        assert await backend.reap(QUEUE) == 0
+        assert (await backend.reap(QUEUE)).returned == 0
         clock.advance(20)
-        assert await backend.reap(QUEUE) == 1
+        assert (await backend.reap(QUEUE)).returned == 1
     finally:
         await backend.aclose()
 
@@ -215,9 +219,9 @@ async def test_where_holders_are_elsewhere_a_lease_ends_by_time(root: Path) -> N
         clock.advance(20)
         assert backend.extend([lease], 30.0) == []
         clock.advance(20)
-        assert await backend.reap(QUEUE) == 0
+        assert (await backend.reap(QUEUE)).returned == 0
         clock.advance(20)
-        assert await backend.reap(QUEUE) == 1
+        assert (await backend.reap(QUEUE)).returned == 1
         settlement = Settlement(lease=lease, action=SettleAction.ACK)
         assert await backend.settle([settlement]) == [settlement]
         (again,) = await backend.lease(QUEUE, 1, 30.0)
@@ -559,9 +563,67 @@ async def test_an_expired_lease_of_an_item_that_cannot_be_moved_keeps_no_other_f
     clock.advance(31.0)
     make_immutable(stuck, True)
     try:
-        assert await backend.reap("q") == 1
+        assert (await backend.reap("q")).returned == 1
         assert [lease.message.body for lease in await backend.lease("q", 10, 30.0)] == [b"other"]
         assert (await backend.stats("q")).blocked == 1
     finally:
         make_immutable(stuck, False)
+    await backend.aclose()
+
+
+# -- programs that lock an item and do not check its name again ------------------------------------------------------
+
+
+def seconds_locked(opened: int) -> float:
+    """Wait until an item is unlocked that fsq opened before it was finished. The seconds since it was finished."""
+
+    def can_lock() -> bool:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    try:
+        wait_for(can_lock)
+        # A rename changes it.
+        return time.time() - os.fstat(opened).st_ctime
+    finally:
+        os.close(opened)
+
+
+@pytest.mark.parametrize("how", ["scan", "worker"])
+def test_an_item_that_was_finished_at_the_end_stays_locked_for_a_moment(tmp_path: Path, how: str) -> None:
+    url = f"fsq://{tmp_path}/root"
+
+    async def publish() -> None:
+        backend = open_backend(url)
+        await backend.publish("q", [Draft(body=b"x")])
+        await backend.aclose()
+
+    async def ack() -> None:
+        backend = open_backend(url)
+        (lease,) = await backend.lease("q", 1, 30.0)
+        assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
+        await backend.aclose()
+
+    asyncio.run(publish())
+    (item,) = (tmp_path / "root" / "q" / "queue").iterdir()
+    opened = os.open(item, os.O_RDONLY)
+    if how == "scan":
+        assert main(["scan", url, "q", "/bin/true"]) == 0
+    else:
+        asyncio.run(ack())
+    # Its change time has the precision of the kernel's clock.
+    assert seconds_locked(opened) > LEAST_LINGER - 0.02
+
+
+async def test_a_finished_item_stays_locked_for_longer_while_its_worker_runs(tmp_path: Path) -> None:
+    backend = open_backend(f"fsq://{tmp_path}/root")
+    await backend.publish("q", [Draft(body=b"x")])
+    (item,) = (tmp_path / "root" / "q" / "queue").iterdir()
+    opened = os.open(item, os.O_RDONLY)
+    (lease,) = await backend.lease("q", 1, 30.0)
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
+    assert await asyncio.to_thread(seconds_locked, opened) > LINGER - 0.02
     await backend.aclose()

@@ -8,10 +8,11 @@ import pytest
 import structlog
 
 from qworker import Context, State
+from qworker.context import CancelReason
 from qworker.message import Lease, Message, Selection
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
-from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.delivery import Delivery
 from qworker.worker.lease_extender import LeaseExtender
 from tests.support.waiting import let_pass, wait_for
 from tests.support.worker_state import make_state
@@ -165,7 +166,7 @@ async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_mono
         await held.clock.read_again()
         assert held.delivery.cancel_reason is None
         held.clock.advance(0.1)
-        await wait_until(lambda: held.delivery.cancel_reason is CancelReason.EXPIRING)
+        await wait_until(lambda: held.delivery.cancel_reason is CancelReason.LEASE_LOST)
         assert held.clock.monotonic() < held.delivery.expires
     finally:
         watching.cancel()
@@ -196,14 +197,14 @@ async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_en
         assert await stopped(held.extender)
 
 
-async def test_what_the_store_calls_lost_is_cancelled_at_once():
+async def test_what_the_store_calls_lost_is_reported_at_once():
     store = Store()
     store.loses = True
     store.go.set()
     held = Held(store)
     held.extender.start()
     held.clock.advance(0.2)
-    await wait_until(lambda: held.delivery.cancel_reason is CancelReason.LOST)
+    await wait_until(lambda: ("leases_missing", [held.delivery]) in held.events.events)
     assert await stopped(held.extender)
 
 

@@ -105,7 +105,7 @@ async def test_the_mark_of_a_server_that_has_ended_stays_as_long_as_its_leases(t
     (lease,) = await server.lease("work", 1, LENGTH)
     await server.aclose()
     workers = tmp_path / "spool" / "work" / "workers"
-    assert await other.reap("work") == 0
+    assert (await other.reap("work")).returned == 0
     assert len(list(workers.iterdir())) == 1
     assert other.remote_leases is not None
     found = await other.remote_leases.find("work", lease.message.id, lease.token)
@@ -114,10 +114,10 @@ async def test_the_mark_of_a_server_that_has_ended_stays_as_long_as_its_leases(t
     assert other.extend([found], LENGTH) == []
     assert other.extend([found], 0.0) == []
     # The first look is never the last one.
-    assert await other.reap("work") == 0
-    assert await other.reap("work") == 1
+    assert (await other.reap("work")).returned == 0
+    assert (await other.reap("work")).returned == 1
     reaper = open_backend(url)
-    assert await reaper.reap("work") == 0
+    assert (await reaper.reap("work")).returned == 0
     assert len(list(workers.iterdir())) == 1, "only the mark of the instance that is open"
     await other.aclose()
     await reaper.aclose()

@@ -171,20 +171,34 @@ async def test_doctor_finds_messages_that_are_too_large_on_redis(scheme: str) ->
     assert check.detail.startswith("2 messages with more than max_body=1KiB not leased")
 
 
-async def test_find_returns_a_message_that_is_too_large_without_its_body_and_browse_leaves_it_out(case: Case) -> None:
+@pytest_asyncio.fixture(params=["file", "fsq", "mq", "vsqs"])
+async def any_case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
+    async with Harness.fake(f"{request.param}://{tmp_path}/root") as harness:
+        yield Case(harness, await harness.open())
+
+
+async def test_find_returns_a_message_that_is_too_large_without_its_body_and_browse_leaves_it_out(
+    any_case: Case,
+) -> None:
+    case = any_case
     limited = await case.open(max_body="1KiB")
     large, small = await case.publish(b"x" * 2000, b"small")
     (found,) = await limited.find(case.queue, [large])
     assert found.message.body == b""
     assert "2000 bytes" in (found.error or "")
-    assert [stored.message.id for stored in await case.messages(State.READY, by=limited)] == [small]
+    for query in (Query(State.READY), Query(State.READY, newest=True), Query(State.READY, part=make_shares(1)[0])):
+        pages = [page async for page in limited.browse(case.queue, query)]
+        assert [stored.message.id for page in pages for stored in page] == [small]
     assert (await limited.stats(case.queue)).ready == 2
-
-
-@pytest_asyncio.fixture(params=["file", "fsq", "mq", "vsqs"])
-async def any_case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
-    async with Harness.fake(f"{request.param}://{tmp_path}/root") as harness:
-        yield Case(harness, await harness.open())
+    # In other states too.
+    leases = await case.lease(2)
+    ends = [Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="why") for lease in leases]
+    assert [stored.message.id for stored in await case.messages(State.LEASED, by=limited)] == [small]
+    assert await case.backend.settle(ends) == []
+    assert [stored.message.id for stored in await case.messages(State.FAILED, by=limited)] == [small]
+    (found,) = await limited.find(case.queue, [large])
+    assert (found.state, found.message.body) == (State.FAILED, b"")
+    assert "2000 bytes" in (found.error or "")
 
 
 @pytest.fixture

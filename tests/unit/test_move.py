@@ -9,6 +9,7 @@ import pytest
 
 from qworker import Draft, State
 from qworker.backend.listing import list_messages
+from qworker.cell import Cell, CellOp
 from qworker.errors import BackendError, BackendUnavailable, QueueNotFound
 from qworker.message import Query, Selection, SettleAction, Settlement
 from qworker.testing import FakeClock
@@ -166,3 +167,37 @@ async def test_a_paused_or_absent_source_is_told(source: Fragile, target: Fragil
     await source.pause(QUEUE)
     with pytest.raises(BackendError, match="is paused"):
         await move(source, target, QUEUE, clock=clock)
+
+
+async def list_cells(backend: MemoryBackend) -> list[tuple[str, str, bytes, int]]:
+    (groups,) = await backend.cells(QUEUE, [CellOp("list", Cell("", ""))])
+    replies = await backend.cells(QUEUE, [CellOp("list", Cell(group.group, "")) for group in groups.cells])
+    return [(cell.group, cell.name, cell.value, cell.rank) for reply in replies for cell in reply.cells]
+
+
+async def test_cells_move_with_their_ranks_and_the_rest_of_their_lifetimes(
+    source: Fragile, target: Fragile, clock: FakeClock
+) -> None:
+    cells = [Cell("g", f"{number:03}", b"%d" % number, rank=number) for number in range(150)]
+    await source.cells(QUEUE, [CellOp("put", cell) for cell in [*cells, Cell("h", "n", b"short", ttl=100.0)]])
+    await target.cells(QUEUE, [CellOp("put", Cell("g", "001", b"newer", rank=2)), CellOp("put", Cell("g", "002"))])
+    clock.advance(60.0)
+    moved = await move(source, target, QUEUE, clock=clock)
+    assert (moved.cells, moved.left_cells) == (151, 0)
+    assert await list_cells(source) == []
+    (first, short) = await target.cells(QUEUE, [CellOp("get", Cell("g", "001")), CellOp("get", Cell("h", "n"))])
+    assert first.cell is not None
+    assert first.cell.value == b"newer"
+    assert short.cell is not None
+    assert short.cell.ttl == pytest.approx(40.0)
+    found = [(cell.group, cell.name, cell.value, cell.rank) for cell in cells[2:100]]
+    assert (await list_cells(target))[2:100] == found
+    assert (await move(source, target, QUEUE, clock=clock)).cells == 0
+
+
+async def test_cells_stay_if_the_target_has_none(source: Fragile, target: Fragile, clock: FakeClock) -> None:
+    await source.cells(QUEUE, [CellOp("put", Cell("g", "n", b"x"))])
+    vars(target)["deviations"] = {"cells": "it has none"}
+    moved = await move(source, target, QUEUE, clock=clock)
+    assert (moved.cells, moved.left_cells) == (0, 1)
+    assert await list_cells(source) == [("g", "n", b"x", 0)]

@@ -166,7 +166,7 @@ async def test_hostile_messages_are_set_aside_and_all_others_flow(backend: Backe
     assert await backend.settle(settlements(held)) == []
     stats = await backend.stats(TOPIC)
     assert (stats.ready, stats.leased, stats.failed) == (0, 0, len(failed))
-    assert await backend.reap(TOPIC) == 0
+    assert (await backend.reap(TOPIC)).returned == 0
     assert await backend.remove(TOPIC, Selection(state=State.FAILED)) == len(failed)
     assert {client.get("outside"), client.get("rfq:other:message:1")} == {b"untouched"}
     assert client.keys("rfq:tiles:message:*") == []
@@ -215,7 +215,7 @@ async def test_a_message_that_was_purged_by_another_is_lost_to_its_holder(backen
     client.delete("rfq:tiles:nextlog", *[f"rfq:tiles:message:{message_id}" for message_id in ids])
     assert await asyncio.to_thread(backend.extend, [first], 60.0) == [first]
     assert await backend.settle([Settlement(lease=second, action=SettleAction.FAIL_PERM, error="no")]) == []
-    assert await backend.reap(TOPIC) == 0
+    assert (await backend.reap(TOPIC)).returned == 0
     assert await backend.settle(settlements([third])) != []
     assert (await backend.stats(TOPIC)).failed == 0
 

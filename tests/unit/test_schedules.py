@@ -11,19 +11,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
 from qworker import Context, Schedule, Tasks
 from qworker.cell import Cell, CellOp
+from qworker.envelope import CallOptions, Envelope, open_envelope
 from qworker.errors import BackendUnavailable, MissingExtra, NotSupported, UsageError
+from qworker.message import ReapResult
 from qworker.schedules.records import GROUP
 from qworker.schedules.store import ScheduleStatus
 from qworker.testing import FakeClock
 from qworker.testing.helpers import enqueued_calls, in_memory, run_until_idle
 from qworker.testing.plugin import qworker_clock, qworker_memory
 from qworker.worker import Worker, WorkerOptions
+from qworker.worker.store_clock import StoreClock
 from tests.support.servers import RedisServer
 from tests.support.waiting import let_pass
 
@@ -363,6 +367,45 @@ async def test_calls_that_a_schedule_cannot_have_are_refused(tasks: Tasks) -> No
         await tasks.schedules.pause("a")
 
 
+@pytest.mark.parametrize("field", ["tries", "argv", "fields", "original_id", "enqueued_at", "hold"])
+def test_a_field_of_a_message_that_no_definition_keeps_is_refused(field: str) -> None:
+    tasks = Tasks(f"memory://fields-{next(_names)}")
+    call = registered(tasks).call()
+    values = {"argv": ("x",), "fields": {"a": "b"}, "original_id": "x"}
+    given = msgspec.structs.replace(call, draft=msgspec.structs.replace(call.draft, **{field: values.get(field, 1)}))
+    with pytest.raises(UsageError, match=f"^schedule 'a': the call of a schedule cannot have {field}="):
+        tasks.schedules.put_sync("a", given, every=60)
+
+
+@pytest.mark.parametrize("kept", [600.0, None])
+async def test_the_options_of_a_call_travel_with_the_calls_of_its_schedule(tasks: Tasks, kept: float | None) -> None:
+    @tasks.task(queue="q", result=60)
+    def size() -> int:
+        return 1
+
+    call = size.using(result=kept).call()
+    await tasks.schedules.put("acme", call, every=3600)
+    job = await tasks.schedules.run("acme")
+    (stored,) = await (await tasks.backend()).find("q", [job.id])
+    opened = open_envelope(stored.message.body)
+    assert isinstance(opened, Envelope)
+    assert opened.options == CallOptions(result=kept)
+
+
+async def test_the_job_of_a_run_out_of_turn_gives_its_result(url: str) -> None:
+    tasks = Tasks(url)
+
+    @tasks.task(queue="q", result=60)
+    def size() -> int:
+        return 7
+
+    await tasks.schedules.put("acme", size.call(), every=3600)
+    job = await tasks.schedules.run("acme")
+    await Worker(tasks, WorkerOptions(burst=True)).run()
+    assert await job.result(timeout=10) == 7
+    await tasks.aclose()
+
+
 def test_the_twins_work_without_an_event_loop() -> None:
     tasks = Tasks(f"memory://twins-{next(_names)}")
     note = registered(tasks)
@@ -559,6 +602,86 @@ async def test_a_running_worker_takes_a_step_ahead_for_missed_ticks(url: str, cl
     worker.drain()
     await task
     assert [f"{tick:%H:%M}" for _, tick in app.got if tick] == ["11:15", "11:16"]
+
+
+async def test_a_host_whose_clock_is_ahead_ticks_by_the_time_of_the_store(
+    url: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App(url, clock, every_minute)
+    behind = 3600.0
+    backend = await app.tasks.backend()
+    reap = backend.reap
+
+    async def reap_behind(queue: str) -> ReapResult:
+        result = await reap(queue)
+        return msgspec.structs.replace(result, now=result.now - behind)
+
+    monkeypatch.setattr(backend, "reap", reap_behind)
+    await app.run()
+    clock.advance(60)
+    assert await app.ticks() == ["09:16:00"]
+
+
+async def test_nothing_ticks_before_the_time_of_the_store_is_known(
+    url: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App(url, clock, every_minute)
+    await app.run()
+    clock.advance(60)
+    backend = await app.tasks.backend()
+    reap = backend.reap
+    refused = 0
+
+    async def refuse(_: str) -> ReapResult:
+        nonlocal refused
+        refused += 1
+        raise BackendUnavailable("down")
+
+    monkeypatch.setattr(backend, "reap", refuse)
+    worker = Worker(app.tasks)
+    task = asyncio.create_task(worker.run())
+    await until(lambda: refused > 0)
+    assert worker._loops is not None
+    assert worker._loops.scheduler is not None
+    assert not worker._loops.scheduler.begun.is_set()
+    assert app.got == []
+    monkeypatch.setattr(backend, "reap", reap)
+    await until(lambda: bool(app.got))
+    worker.drain()
+    await task
+
+
+async def test_a_burst_that_waits_for_the_time_of_the_store_ends_when_it_is_drained(
+    url: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App(url, clock, every_minute)
+    backend = await app.tasks.backend()
+    refused = 0
+
+    async def refuse(_: str) -> ReapResult:
+        nonlocal refused
+        refused += 1
+        raise BackendUnavailable("down")
+
+    monkeypatch.setattr(backend, "reap", refuse)
+    worker = Worker(app.tasks, WorkerOptions(burst=True))
+    task = asyncio.create_task(worker.run())
+    await until(lambda: refused > 0)
+    worker.drain()
+    async with asyncio.timeout(5):
+        await task
+
+
+def test_an_answer_that_took_long_is_no_step_of_the_clock(clock: FakeClock) -> None:
+    store = StoreClock(clock)
+    store.take(1000.0)
+    clock.advance(30)
+    store.take(1005.0, took=25.0)
+    assert store.time() == 1030.0
+    store.take(1005.0, took=20.0)
+    assert store.time() == 1025.0
+    store.take(5000.0, took=1.0)
+    assert store.time() == 5000.0
 
 
 async def test_a_schedule_that_is_put_while_a_worker_runs_ticks(

@@ -287,11 +287,11 @@ def test_counts_come_in_buckets() -> None:
     tasks, counts = app(), Metrics()
     for duration in (0.0005, SECONDS[0], 2.0, 1e6):
         counts.message_settled(a_delivery(tasks, "hopeless"), Outcome.ACKED, None, duration)
-    for outcome in (Outcome.RETRIED, Outcome.RELEASED, Outcome.LOST):
+    for outcome in (Outcome.RETRIED, Outcome.RELEASED, Outcome.LOST, Outcome.CANCELLED):
         counts.message_settled(a_delivery(tasks, "hopeless"), outcome, None, 0.2)
     (cell,) = counts.counts()
-    assert cell.outcomes == {"acked": 4, "retried": 1, "failed": 0, "released": 1, "lost": 1}
-    assert (cell.durations[0], cell.durations[-1], sum(cell.durations)) == (2, 1, 7)
+    assert cell.outcomes == {"acked": 4, "retried": 1, "failed": 0, "released": 1, "lost": 1, "cancelled": 1}
+    assert (cell.durations[0], cell.durations[-1], sum(cell.durations)) == (2, 1, 8)
     assert (sum(cell.tries), cell.attempts) == (4, 8)
 
 

@@ -42,11 +42,19 @@ local function remove(members)
   spread('ZREM', cellnames, members)
 end
 
+-- Compare two integers given as texts. Lua's numbers are not exact from 2^53 on.
+local function is_below(one, other)
+  local number = tonumber(one)
+  if number ~= tonumber(other) then return number < tonumber(other) end
+  local shorter = #one < #other or (#one == #other and one < other)
+  return one ~= other and (number >= 0) == shorter
+end
+
 local function put(member, only, version, ttl, rank, value)
   local cell = read_cell(cells, member, now)
   -- The answer to an earlier attempt of this call was lost.
   if cell and cell.version == version then return {1, 0} end
-  if is_refused(cell, only) or cell and tonumber(rank) < tonumber(cell.rank) then
+  if is_refused(cell, only) or cell and is_below(rank, cell.rank) then
     return {0, 0, cell and row(member, cell) or nil}
   end
   begin_writing()

@@ -68,6 +68,11 @@ local function free_key(keys, key, id)
   end
 end
 
+-- Return whether the error that is kept of a failed message says that it was cancelled.
+local function is_cancelled(errors, id)
+  return string.sub(call('HGET', errors, id) or '', 1, 16) == 'code: cancelled\n'
+end
+
 local function make_ready(sorted, id, value)
   call('ZADD', sorted, 0, place(id, value))
 end
@@ -84,6 +89,21 @@ local function one_more_try(value, died)
   local tries = struct.unpack('>I2', value)
   value = with_deaths(value, died and math.floor(string.byte(value, 12) / 4) + 1 or 0)
   return struct.pack('>I2', math.min(tries + 1, 65535)) .. string.sub(value, 3)
+end
+
+-- Take a message out of its state, which is one of some sets or ready. Return the state, and how many rows of `ready` this
+-- leaves without a message.
+local function take_out(sets, sorted, claims, gone, id, value)
+  for state, set in pairs(sets) do
+    if call('ZREM', set, id) == 1 then
+      call('HDEL', claims, id)
+      return state, 0
+    end
+  end
+  if call('ZREM', sorted, place(id, value)) == 1 then return 'ready', 0 end
+  -- A list is searched from its end to find a row, so leave the row, and record that it has no meaning.
+  call('HINCRBY', gone, id, 1)
+  return 'ready', 1
 end
 
 -- Make due messages ready. Return their number.

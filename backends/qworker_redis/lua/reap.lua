@@ -3,12 +3,21 @@
 -- KEYS: meta msg ready sorted delayed leased claims errors fail done wake gone holds cells celldue cellnames
 -- ARGV: most messages of each kind, us to keep failed messages ('' forever), us to keep done ones ('' forever), the
 --   time that this client's last call answered ('' none), us that have passed since on a clock that is never set, most
---   failed messages to keep ('' any number), most done ones ('' any number), the client's host and its time
--- RETURNS: [messages made ready, 1 if there is more to do, now us]
+--   failed messages to keep ('' any number), most done ones ('' any number), the client's host and its time; then id and
+--   claim of leases that the client holds
+-- RETURNS: [messages made ready, 1 if there is more to do, now us, 1 if there is a queue, then of each lease that is gone
+--   its number, and 1 if its message was cancelled]
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake, gone, holds = unpack(KEYS)
 local cells, celldue, cellnames = unpack(KEYS, 14)
 local state = call('HMGET', meta, 'version', 'down', 'seen', 'gone')
-if not state[1] and call('EXISTS', msg) == 0 then return {0, 0, 0} end
+if not state[1] and call('EXISTS', msg) == 0 then
+  local answer = {0, 0, clock(), 0}
+  for _, number in ipairs(lost_leases(claims, 9)) do
+    insert(answer, number)
+    insert(answer, 0)
+  end
+  return answer
+end
 if state[1] and state[1] ~= '1' then return too_new(state[1]) end
 local zsets = {sorted, delayed, leased, fail, done, holds, celldue, cellnames}
 check_types(zsets, {msg, claims, errors, gone, cells}, {ready, wake})
@@ -60,4 +69,10 @@ local finished = forget(done, ARGV[3], ARGV[7])
 if not state[2] and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
 local more = math.max(expired, due, failed, finished, #over, #dead) == limit
 more = tidy_ready(meta, msg, ready, sorted, gone, tonumber(state[4] or 0)) or more
-return {expired + due, more and 1 or 0, now}
+local answer = {expired + due, more and 1 or 0, now, 1}
+for _, number in ipairs(lost_leases(claims, 9)) do
+  local id = ARGV[7 + 2 * number]
+  insert(answer, number)
+  insert(answer, call('ZSCORE', fail, id) and is_cancelled(errors, id) and 1 or 0)
+end
+return answer

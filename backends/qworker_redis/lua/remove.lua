@@ -18,27 +18,14 @@ local function drop(id, value, state)
   call('HDEL', errors, id)
 end
 
-local function take_out(id, value)
-  for state, set in pairs(sets) do
-    if call('ZREM', set, id) == 1 then
-      call('HDEL', claims, id)
-      return state
-    end
-  end
-  -- A list is searched from its end to find a row, so leave the row, and record that it has no meaning.
-  if call('ZREM', sorted, place(id, value)) == 0 then
-    call('HINCRBY', gone, id, 1)
-    removed = removed + 1
-  end
-  return 'ready'
-end
-
 local function by_ids()
   local count, before = 0, removed
   for i = 2, #ARGV do
     local value = call('HGET', msg, ARGV[i])
     if value then
-      drop(ARGV[i], value, take_out(ARGV[i], value))
+      local state, left = take_out(sets, sorted, claims, gone, ARGV[i], value)
+      removed = removed + left
+      drop(ARGV[i], value, state)
       count = count + 1
     end
   end

@@ -218,6 +218,17 @@ local function end_call(leased, claims, void)
   return ids, found
 end
 
+-- In `reap`: return the numbers of the leases, in ARGV from a place on as id and claim, that are not held.
+local function lost_leases(claims, first)
+  local ids, lost = {}, {}
+  for i = first, #ARGV, 2 do insert(ids, ARGV[i]) end
+  local held = #ids > 0 and call('HMGET', claims, unpack(ids)) or {}
+  for i in ipairs(ids) do
+    if held[i] ~= ARGV[first + 2 * i - 1] then insert(lost, i) end
+  end
+  return lost
+end
+
 -- In `reap`: remove from a set the finished messages whose retention has ended, or that are too many. Return their ids.
 local function take_old(set, age, most, now, limit)
   local old = {}

@@ -7,14 +7,25 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.backend.deviations import no_cells, refuse_unsupported, refuse_watches
+from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
 from qworker.cell import CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.doctor_check import Check
 from qworker.kit.max_body import check_bodies
 from qworker.kit.parts import WHOLE
 from qworker.kit.wait import check_limit
-from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.message import (
+    Cancelled,
+    Draft,
+    Lease,
+    Query,
+    QueueStats,
+    ReapResult,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_existing_queue, check_queue, is_queue_name
 from qworker.url import BackendURL
 from qworker_redis.admin import count_too_large, read_rows, remove, requeue, set_paused
@@ -60,6 +71,7 @@ class RfqBackend(Backend):
         "priority": "a list has one order; rfq's own publish --front puts a message first",
         "unique_key": "rfq has no keys",
         "cells": "rfq has messages only",
+        "cancel": "a consumer of another program expects what it holds in its list",
         "hold": "rfq keeps no ids of messages that are gone",
         "given_ids": "an rfq id is a UUID of 32 hex digits; only such ids can be given",
         "keep_done": "an ack is rfq's commit, which deletes the message",
@@ -152,7 +164,7 @@ class RfqBackend(Backend):
         """End leases. If the answer was lost, the call can be repeated."""
         return await self._settler.settle(settlements)
 
-    async def reap(self, queue: str) -> int:
+    async def reap(self, queue: str) -> ReapResult:
         """Harvest the expired messages of qworker's own consumers, make due messages ready, and prune failed ones."""
         return await self._reaper.reap(check_existing_queue(queue))
 
@@ -220,6 +232,10 @@ class RfqBackend(Backend):
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
         return await remove(self._pool, queue, selection, self.stats, remove_call)
+
+    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+        """Refuse: a consumer of another program expects what it holds in its list."""
+        refuse_cancel("rfq", self.deviations)
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from qworker.errors import BackendError, InvalidName
 from qworker.message import Lease
 from qworker.names import check_id
 from qworker_redis.error_replies import Redirected, Reply
-from qworker_redis.lease import Damaged, RedisLease, RedisLeaser
+from qworker_redis.lease import Damaged, RedisLeaser
+from qworker_redis.own_leases import RedisLease
 from qworker_redis.rfq.codec import decode
 from qworker_redis.topology import queue_slot
 from qworker_redis.wait import REDIRECTION_PAUSE, ReadTimeout

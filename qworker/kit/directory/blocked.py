@@ -42,12 +42,15 @@ class BlockedFile(msgspec.Struct, frozen=True, omit_defaults=True):
         name: Its name there, in bytes: any program may have given it.
         reason: Why it cannot be leased.
         size: Its bytes if it was too large for the process that wrote the record. None: no process can lease it.
+        unsettled: Whether it ran and could not be moved to where its outcome belongs. On a store that locks a message
+            in place, such a file could be leased again and again.
     """
 
     directory: str
     name: bytes
     reason: str
     size: int | None = None
+    unsettled: bool = False
 
     def __str__(self) -> str:
         return f"{self.directory}/{printable(os.fsdecode(self.name))}: {self.reason}"
@@ -128,6 +131,23 @@ class BlockedRecords:
             OSError: They cannot be read.
         """
         return [file for file in await self._read_all() if file.size is None]
+
+    def is_unsettled(self, directory: str, name: str) -> bool:
+        """Return whether the record of a file says that its outcome could not be stored.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        records = self._open()
+        if records < 0:
+            return False
+        try:
+            record = read_file(_record_name(directory, name), records)
+            return record is not None and msgspec.json.decode(record, type=BlockedFile).unsettled
+        except msgspec.DecodeError:
+            return False
+        finally:
+            os.close(records)
 
     async def count(self, max_body: int | None, directories: Mapping[str, int]) -> int:
         """Return how many files a process with this limit cannot lease, as far as it is known.
@@ -223,6 +243,9 @@ class BlockedFiles(Collection[str]):
         # The files that must not be tried now, and (monotonic seconds of the next attempt, name) of each.
         self._resting: set[str] = set()
         self._next: list[tuple[float, str]] = []
+        # The files that ran, and whose outcome could not be stored. Some may not have been tried since this process
+        # learnt of them.
+        self.unsettled: set[str] = set()
         self._log = structlog.get_logger("qworker.directory")
 
     def __contains__(self, name: object) -> bool:
@@ -234,6 +257,9 @@ class BlockedFiles(Collection[str]):
     def __len__(self) -> int:
         return len(self._pauses)
 
+    def __bool__(self) -> bool:
+        return bool(self._pauses or self.unsettled)
+
     def add(self, name: str, error: OSError) -> None:
         """Let a file rest that cannot be opened, read or moved. Report and record it if it is new.
 
@@ -244,6 +270,22 @@ class BlockedFiles(Collection[str]):
         if self._rest(name):
             self._log.error(events.MESSAGE_BLOCKED, queue=self._queue, file=self._shown(name), reason=reason)
             self._record(name, reason)
+
+    def add_unsettled(self, name: str, error: OSError) -> None:
+        """Let a file rest whose outcome cannot be stored. Report and record it if it is new.
+
+        Raises:
+            OSError: It cannot be recorded.
+        """
+        if len(self.unsettled) >= _MOST:
+            # Each of them runs once more.
+            self.unsettled.clear()
+        self.unsettled.add(name)
+        self.add(name, error)
+
+    def repeat_pause(self, name: str) -> None:
+        """Let a file rest once more, for as long as the last time, because it was not tried."""
+        self._start_pause(name, self._pauses.get(name, _FIRST))
 
     def add_too_large(self, name: str, size: int, max_body: int) -> None:
         """Let a file rest that is larger than `max_body`. Report and record it if it is new.
@@ -266,11 +308,13 @@ class BlockedFiles(Collection[str]):
             self._pauses.clear()
             self._resting.clear()
             self._next.clear()
-        pause = _FIRST if known is None else min(2 * known, _LAST)
+        self._start_pause(name, _FIRST if known is None else min(2 * known, _LAST))
+        return known is None
+
+    def _start_pause(self, name: str, pause: float) -> None:
         self._pauses[name] = pause
         self._resting.add(name)
         heapq.heappush(self._next, (self._clock.monotonic() + pause, name))
-        return known is None
 
     def _shown(self, name: str) -> str:
         directory, name = self._split(name)
@@ -283,7 +327,8 @@ class BlockedFiles(Collection[str]):
     def _record(self, name: str, reason: str, size: int | None = None) -> None:
         directory, name = self._split(name)
         try:
-            self._records.add(BlockedFile(directory, os.fsencode(name), reason, size))
+            unsettled = name in self.unsettled
+            self._records.add(BlockedFile(directory, os.fsencode(name), reason, size, unsettled))
         except OSError as refused:
             # The log has the reason. Without a record, `stats` and `doctor` of other processes do not know the file.
             if refused.errno not in FULL | DENIED:
@@ -310,6 +355,7 @@ class BlockedFiles(Collection[str]):
         Raises:
             OSError: Its record cannot be removed.
         """
-        if self._pauses.pop(name, None) is not None:
+        if self._pauses.pop(name, None) is not None or name in self.unsettled:
+            self.unsettled.discard(name)
             self._resting.discard(name)
             self._records.remove(*self._split(name))

@@ -296,7 +296,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
         if is_too_large and not any_size:
             return None
         state, finished = file.state, file.state in _FINISHED
-        error = read_reason(self.files.fail, self.reason_name(file.item)) if state is State.FAILED else None
+        error = self._read_error(file) if state is State.FAILED else None
         if is_too_large:
             error = describe_too_large(status.st_size, self.files.max_body or 0)
         stored = StoredMessage(
@@ -310,6 +310,10 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             location=file.name if finished else None,
         )
         return leave_unread(stored, body)
+
+    def _read_error(self, file: MessageFile) -> str | None:
+        """Return why a message failed, as far as it is kept."""
+        return read_reason(self.files.fail, self.reason_name(file.name))
 
     def _is_too_large(self, status: os.stat_result) -> bool:
         most = self.files.max_body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from qworker.kit.opening import open_directory
 
@@ -28,28 +28,33 @@ class EmptyDirectories:
         # The mtime of each at which it was empty.
         self._seen: dict[str, int] = {}
 
-    def are_empty(self, queue: str, parts: Sequence[str]) -> bool:
-        """Return whether directories of a queue are empty. False if it is not known: to open the queue shows why."""
+    def are_empty(self, queue: str, parts: Mapping[str, str]) -> bool:
+        """Return whether directories of a queue are empty. False if it is not known: to open the queue shows why.
+
+        Args:
+            queue: The name of the queue.
+            parts: The names of the directories, each with how the names in it begin that count.
+        """
         try:
-            return all(self._is_empty(f"{queue}/{part}") for part in parts)
+            return all(self._is_empty(f"{queue}/{part}", prefix) for part, prefix in parts.items())
         except OSError:
             return False
 
-    def _is_empty(self, path: str) -> bool:
+    def _is_empty(self, path: str, prefix: str) -> bool:
         mtime = os.stat(path, dir_fd=self._root, follow_symlinks=False).st_mtime_ns
         if self._seen.get(path) == mtime:
             return True
-        is_empty = self._has_no_entry(path)
+        is_empty = self._has_no_entry(path, prefix)
         if is_empty and time.time_ns() - mtime > _TICK_NS:
             if len(self._seen) >= _MOST:
                 self._seen.clear()
             self._seen[path] = mtime
         return is_empty
 
-    def _has_no_entry(self, path: str) -> bool:
+    def _has_no_entry(self, path: str, prefix: str) -> bool:
         fd = open_directory(path, self._root)
         try:
             with os.scandir(fd) as entries:
-                return next(entries, None) is None
+                return not any(entry.name.startswith(prefix) for entry in entries)
         finally:
             os.close(fd)

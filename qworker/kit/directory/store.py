@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from qworker.clock import Clock
@@ -175,13 +175,13 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
 
     @property
     @abc.abstractmethod
-    def parts_of_ready(self) -> Sequence[str]:
-        """The directories of a queue that contain ready and delayed messages."""
+    def parts_of_ready(self) -> Mapping[str, str]:
+        """The directories of a queue that contain ready and delayed messages, each with how their names begin."""
 
     @property
     @abc.abstractmethod
-    def parts_to_reap(self) -> Sequence[str]:
-        """The directories of a queue that contain what another process may have left to reap."""
+    def parts_to_reap(self) -> Mapping[str, str]:
+        """The directories of a queue with what another process may have left to reap, and how its names begin."""
 
     def _is_asleep(self, name: str) -> bool:
         """Return whether a queue is not open, and should not be opened without a reason."""

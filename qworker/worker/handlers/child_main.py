@@ -1,40 +1,48 @@
 """The process of a handler: it takes messages from its parent's socket, one at a time, and sends back the outcomes.
 
-Both directions carry a length (4 bytes, big endian) and a msgpack map: data only, no pickled objects. The process ends
-when the socket does. On Linux the kernel kills it when its parent dies, so that no handler continues for a worker that
-is gone.
+`parent_link` has the form of what is sent. The process ends when the socket does. On Linux the kernel kills it when its
+parent dies, so that no handler continues for a worker that is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import runpy
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+import structlog
 
 from qworker import log_events as events
 from qworker import logs
+from qworker.attempt.providers import WorkerProviders
+from qworker.attempt.runner import AttemptRunner
 from qworker.context import Context
 from qworker.decision import Fail, Retry, outcome_of
 from qworker.definition.callables import not_run_error
-from qworker.envelope import Envelope, open_envelope
+from qworker.envelope import EncodedResult, Envelope, encode_result, open_envelope
 from qworker.errors import UsageError
-from qworker.failure_text import error_type, failure_text
+from qworker.failure_text import error_type, failure_text, summary_of
+from qworker.jobs.handler_wait import HANDLER_WAITS
+from qworker.jobs.records import Progress
 from qworker.kit.linux import set_parent_death_signal
 from qworker.message import Lease, Message
 from qworker.signature import Signature
-from qworker.task import Handler
+from qworker.task import RAW_HANDLERS, Handler, Task
+from qworker.worker.handlers.parent_link import ParentLink, receive_frame
 
 __all__ = [
-    "LENGTH",
     "ChildSetup",
+    "ChildWaits",
+    "Found",
     "Handlers",
     "LeaseCheck",
     "RunReply",
@@ -42,14 +50,15 @@ __all__ = [
     "Running",
     "arguments",
     "decided",
+    "log_provider",
     "main",
-    "receive_request",
     "receive_setup",
-    "to_frame",
+    "returned",
 ]
 
-# Bytes of the length in front of each map.
-LENGTH = 4
+
+# Seconds between two reports of progress.
+_PROGRESS_INTERVAL = 0.25
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +71,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
     # Where an isolated handler's app is: the module, the name in it, and the URL. None: functions are found by name.
     app: tuple[str, str, str | None] | None = None
+    # The URL of the app, for handlers that enqueue or wait: an app factory may have set it late in the parent.
+    url: str | None = None
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +91,10 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     # Unix seconds.
     deadline: float | None
     max_tries: int
+    # Whether the handler's value is wanted. The child encodes it, because its types may exist only there.
+    keep_result: bool = False
+    # Whether the worker has hooks around the handler. A child that would miss them must not run it.
+    has_hooks: bool = False
 
 
 class Running:
@@ -104,41 +119,117 @@ class Running:
 
 
 class LeaseCheck:
-    """Checks the lease of the running message. The parent knows about it."""
+    """What the parent knows about the running message, as an `AttemptControl`.
 
-    def __init__(self, parent: socket.socket) -> None:
-        self._parent = parent
+    If the handler is to be stopped, the parent kills the process. So there is never a reason here.
+    """
+
+    reason = None
+
+    def __init__(self, link: ParentLink[RunRequest]) -> None:
+        self._link = link
         self._lock = threading.Lock()
         self._over = False
+        self.stopping = link.stopping
+
+        # Progress that was not sent yet, and the timer that sends it.
+        self._progress: Progress | None = None
+        self._timer: threading.Timer | None = None
+        self._sent_at = -_PROGRESS_INTERVAL
+        self._waits = 0
 
     def is_lost(self) -> bool:
         """Ask the parent whether the lease is lost. From any of the handler's threads."""
         with self._lock:
-            if self._over:
-                return True
-            try:
-                self._parent.sendall(to_frame(RunReply(how="check_lease")))
-                answer = _receive(self._parent)
-            except OSError:
-                return True
-            return answer is None or msgspec.msgpack.decode(answer, type=bool)
+            return self._over or self._link.ask(RunReply(how="check_lease")) is not False
+
+    def report(self, progress: Progress) -> None:
+        """Send the progress to the parent, at most a few times a second. From any of the handler's threads."""
+        with self._lock:
+            self._progress = progress
+            if self._timer is None:
+                pause = self._sent_at + _PROGRESS_INTERVAL - time.monotonic()
+                if pause <= 0:
+                    self._send_progress()
+                else:
+                    self._timer = threading.Timer(pause, self._on_timer)
+                    self._timer.daemon = True
+                    self._timer.start()
+
+    def _on_timer(self) -> None:
+        with self._lock:
+            self._timer = None
+            self._send_progress()
+
+    def _send_progress(self) -> None:
+        progress, self._progress = self._progress, None
+        if progress is not None and not self._over:
+            self._sent_at = time.monotonic()
+            with contextlib.suppress(OSError):
+                # The parent is gone, and this process ends soon.
+                self._link.send(RunReply(how="progress", progress=progress))
+
+    def begin_wait(self) -> None:
+        """Report to the parent that the handler waits for another job. From any of the handler's threads.
+
+        Raises:
+            UsageError: Too many handlers of the worker wait.
+        """
+        with self._lock:
+            if not self._over and self._waits == 0 and self._link.ask(RunReply(how="waiting")) is False:
+                raise UsageError(
+                    "too many handlers of this worker wait for other jobs: use a workflow, or raise --concurrency"
+                )
+            self._waits += 1
+
+    def end_wait(self) -> None:
+        """Report to the parent that the handler continues."""
+        with self._lock:
+            self._waits -= 1
+            if not self._over and self._waits == 0:
+                with contextlib.suppress(OSError):
+                    self._link.send(RunReply(how="resumed"))
 
     def end(self) -> None:
-        """Ask the parent nothing more, because it waits for the next message."""
+        """Send the parent nothing more, because it waits for the next message."""
         with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._send_progress()
             self._over = True
 
 
+class ChildWaits:
+    """Passes the waits of the running handler on to the parent."""
+
+    def __init__(self, lease: LeaseCheck) -> None:
+        self._lease = lease
+
+    def begin(self, _running: logs.Running) -> None:
+        """Report that the handler waits. See `HandlerWaits`."""
+        self._lease.begin_wait()
+
+    def end(self, _running: logs.Running) -> None:
+        """Report that the handler continues."""
+        self._lease.end_wait()
+
+
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`begun` when the handler is imported, `check_lease` each time that it checks its lease, and then how it ended.
+    """`begun` when the handler is imported, what happens while it runs, and then how it ended.
+
+    While it runs: `check_lease` and `waiting` (for another job) need an answer. `resumed` and `progress` do not.
 
     `not_begun` is the end of an isolated handler that was not called: the app could not be imported or started.
     """
 
-    how: Literal["begun", "check_lease", "returned", "retry", "fail", "raised", "not_begun"]
+    how: Literal[
+        "begun", "check_lease", "waiting", "resumed", "progress", "returned", "retry", "fail", "raised", "not_begun"
+    ]
     reason: str = ""
     delay: float | None = None
     error_type: str = ""
+    result: EncodedResult | None = None
+    progress: Progress | None = None
 
 
 def main(descriptor: int) -> None:
@@ -147,9 +238,20 @@ def main(descriptor: int) -> None:
         setup = receive_setup(parent)
         if setup is None:
             return
-        handlers = Handlers(setup.main, setup.logging)
-        while (request := receive_request(parent)) is not None:
-            parent.sendall(to_frame(_run(handlers, request, parent)))
+        handlers = Handlers(setup.main, setup.logging, setup.url)
+        providers = WorkerProviders(log_provider)
+        link = ParentLink(parent, RunRequest)
+        try:
+            while (request := link.next_request()) is not None:
+                link.send(_run(handlers, providers, request, link))
+        finally:
+            providers.close()
+
+
+def log_provider(name: str, error: BaseException) -> None:
+    """Log the error of a provider that was closed."""
+    fields = {events.ERROR_TYPE: error_type(error), events.ERROR: summary_of(error)}
+    structlog.get_logger("qworker").error(events.PROVIDER_FAILED, **{events.PROVIDER: name}, **fields)
 
 
 def receive_setup(parent: socket.socket) -> ChildSetup | None:
@@ -158,7 +260,7 @@ def receive_setup(parent: socket.socket) -> ChildSetup | None:
     # Functions, not SIG_IGN: programs that a handler starts must not inherit it.
     signal.signal(signal.SIGINT, _ignore_terminal_signals)
     signal.signal(signal.SIGTERM, _ignore_terminal_signals)
-    first = _receive(parent)
+    first = receive_frame(parent)
     if first is None:
         return None
     setup = msgspec.msgpack.decode(first, type=ChildSetup)
@@ -166,18 +268,6 @@ def receive_setup(parent: socket.socket) -> ChildSetup | None:
     if setup.logging is not None:
         logs.configure(*setup.logging)
     return setup
-
-
-def receive_request(parent: socket.socket) -> RunRequest | None:
-    """Wait for the next message. None: the parent is gone."""
-    data = _receive(parent)
-    return None if data is None else msgspec.msgpack.decode(data, type=RunRequest)
-
-
-def to_frame(value: Any) -> bytes:
-    """Encode what either side sends, with its length."""
-    encoded = msgspec.msgpack.encode(value)
-    return len(encoded).to_bytes(LENGTH, "big") + encoded
 
 
 def _ignore_terminal_signals(_signal: int, _frame: Any) -> None:
@@ -191,43 +281,42 @@ def _die_with_the_parent(parent: int) -> None:
         raise SystemExit(1)
 
 
-def _receive(parent: socket.socket) -> bytes | None:
-    head = _exactly(parent, LENGTH)
-    return None if head is None else _exactly(parent, int.from_bytes(head, "big"))
-
-
-def _exactly(parent: socket.socket, count: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        part = parent.recv(min(count - len(data), 1 << 20))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
-
-
-def _run(handlers: Handlers, request: RunRequest, parent: socket.socket) -> RunReply:
+def _run(handlers: Handlers, providers: WorkerProviders, request: RunRequest, link: ParentLink[RunRequest]) -> RunReply:
     logs.RUNNING.set(Running(request))
-    lease = LeaseCheck(parent)
+    lease = LeaseCheck(link)
+    HANDLER_WAITS.set(ChildWaits(lease))
     try:
-        function, signature = handlers.found(request.module, request.qualname)
-        parent.sendall(to_frame(RunReply(how="begun")))
-        return _outcome(function, signature, request, lease)
+        found = handlers.found(request)
+        link.send(RunReply(how="begun"))
+        return _outcome(found, providers, request, lease)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
         return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))
     finally:
         lease.end()
 
 
-def _outcome(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: LeaseCheck) -> RunReply:
+def _outcome(found: Found, providers: WorkerProviders, request: RunRequest, lease: LeaseCheck) -> RunReply:
     try:
-        args, kwargs = arguments(signature, request, lease)
-        problem = not_run_error(function(*args, **kwargs))
-        if problem is not None:
-            raise problem
+        context, args, kwargs = arguments(found.signature, request, lease)
+        if found.runner is not None:
+            return returned(found.runner.run_sync(context, args, kwargs, providers), request)
+        if found.signature.takes_injected:
+            args.insert(0, context)
+        return returned(found.function(*args, **kwargs), request)
     except (Retry, Fail) as error:
         return decided(error)
-    return RunReply(how="returned")
+
+
+def returned(value: Any, request: RunRequest) -> RunReply:
+    """Return the reply for the value of a handler.
+
+    Raises:
+        TypeError: The value is a coroutine or generator, so the handler has not run.
+    """
+    problem = not_run_error(value)
+    if problem is not None:
+        raise problem
+    return RunReply(how="returned", result=encode_result(value) if request.keep_result else None)
 
 
 def decided(error: Retry | Fail) -> RunReply:
@@ -238,13 +327,13 @@ def decided(error: Retry | Fail) -> RunReply:
 
 def arguments(
     signature: Signature, request: RunRequest, lease: LeaseCheck, state: Any = None
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a handler.
+) -> tuple[Context, list[Any], dict[str, Any]]:
+    """Return the context of a handler and its arguments.
 
     Args:
         signature: The handler's signature.
         request: The message.
-        lease: The check of its lease.
+        lease: What the parent knows about it.
         state: The value that the app's lifespan yielded.
     """
     message = msgspec.structs.replace(request.message, argv=tuple(map(os.fsdecode, request.argv)))
@@ -257,51 +346,72 @@ def arguments(
             raise UsageError(f"the message {message.id} is not an envelope")
         headers = envelope.headers
         args, kwargs = signature.convert(envelope.args, envelope.kwargs)
-    if signature.takes_injected:
-        args.insert(
-            0,
-            Context(
-                lease=Lease(message=message, token=request.token, expires_at=0.0),
-                task=request.name,
-                deadline=request.deadline,
-                headers=headers,
-                state=state,
-                max_tries=request.max_tries,
-                lease_lost=lease.is_lost,
-            ),
-        )
-    return args, kwargs
+    context = Context(
+        lease=Lease(message=message, token=request.token, expires_at=0.0),
+        task=request.name,
+        deadline=request.deadline,
+        headers=headers,
+        state=state,
+        max_tries=request.max_tries,
+        control=lease,
+    )
+    return context, args, kwargs
+
+
+class Found(NamedTuple):
+    """A handler that was found by its name."""
+
+    function: Callable[..., Any]
+    signature: Signature
+    # None: nothing runs around it.
+    runner: AttemptRunner | None
 
 
 class Handlers:
     """Functions by module and name. The parent's script is run once, under another name than `__main__`."""
 
-    def __init__(self, main_path: str | None, logging: tuple[bool | None, str] | None) -> None:
+    def __init__(self, main_path: str | None, logging: tuple[bool | None, str] | None, url: str | None = None) -> None:
         self._main_path = main_path
         self._logging = logging
+        self._url = url
         self._main: SimpleNamespace | None = None
-        self._known: dict[tuple[str, str], tuple[Callable[..., Any], Signature]] = {}
+        self._known: dict[tuple[str, str, str | None], Found] = {}
 
-    def found(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
-        """Return the function of that name, and its signature."""
-        known = self._known.get((module, qualname))
+    def found(self, request: RunRequest) -> Found:
+        """Return the handler of a message.
+
+        Raises:
+            UsageError: The worker has hooks around it, and here it has none.
+        """
+        key = request.module, request.qualname, request.message.queue if request.raw else None
+        known = self._known.get(key)
         if known is None:
-            known = self._known[module, qualname] = self._find(module, qualname)
+            known = self._known[key] = self._find(*key)
             if self._logging is not None:
                 logs.show_standard_logging(*self._logging)
+        if request.has_hooks and (known.runner is None or not known.runner.hooks):
+            raise UsageError(
+                f"task {request.name!r} has hooks, but not when its module is imported again: register it on import"
+            )
         return known
 
     def module(self, name: str) -> Any:
         """Import a module, or the parent's script."""
         return self._script() if name == "__main__" else importlib.import_module(name)
 
-    def _find(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
+    def _find(self, module: str, qualname: str, raw_queue: str | None) -> Found:
         target: Any = self.module(module)
         for part in qualname.split("."):
             target = getattr(target, part)
+        if raw_queue is not None:
+            target = getattr(target, RAW_HANDLERS, {}).get(raw_queue, target)
+        if isinstance(target, Task) and self._url is not None:
+            target.use_url(self._url)
         if isinstance(target, Handler):
-            return target.function, target.signature
-        return target, Signature(target, Context)
+            return Found(target.function, target.signature, target.runner)
+        signature = Signature(target, Context)
+        runner = AttemptRunner(target, signature.name, "process", signature.takes_injected, provided=signature.provided)
+        return Found(target, signature, runner if runner.is_needed else None)
 
     def _script(self) -> SimpleNamespace:
         if self._main is None:

@@ -9,17 +9,21 @@ import asyncio
 import contextvars
 import socket
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from qworker import logs
 from qworker.app import Tasks
+from qworker.attempt.providers import WorkerProviders
+from qworker.context import Context
 from qworker.decision import Fail, Retry
-from qworker.definition.callables import not_run_error
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text
+from qworker.jobs.handler_wait import HANDLER_WAITS
 from qworker.kit.linux import die_sooner_without_memory
+from qworker.task import Handler
 from qworker.worker.handlers.child_main import (
     ChildSetup,
+    ChildWaits,
     Handlers,
     LeaseCheck,
     Running,
@@ -27,10 +31,11 @@ from qworker.worker.handlers.child_main import (
     RunRequest,
     arguments,
     decided,
-    receive_request,
+    log_provider,
     receive_setup,
-    to_frame,
+    returned,
 )
+from qworker.worker.handlers.parent_link import ParentLink
 
 __all__ = ["main"]
 
@@ -46,23 +51,28 @@ def main(descriptor: int) -> None:
 
 async def _serve(parent: socket.socket, setup: ChildSetup) -> None:
     handlers = Handlers(setup.main, setup.logging)
-    request = await asyncio.to_thread(receive_request, parent)
+    link = ParentLink(parent, RunRequest)
+    request = await asyncio.to_thread(link.next_request)
     while request is not None:
         answered = False
         try:
             app = _load(handlers, setup)
             async with nullcontext() if app.lifespan is None else app.lifespan(app) as state:
-                while request is not None:
-                    reply = await _run(app, state, request, parent)
-                    answered = True
-                    parent.sendall(to_frame(reply))
-                    request = await asyncio.to_thread(receive_request, parent)
-                    answered = request is None
+                providers = WorkerProviders(log_provider)
+                try:
+                    while request is not None:
+                        reply = await _run(_Suspects(app, state, providers), request, link)
+                        answered = True
+                        link.send(reply)
+                        request = await asyncio.to_thread(link.next_request)
+                        answered = request is None
+                finally:
+                    await providers.aclose()
         except (Exception, SystemExit) as error:  # the import and the lifespan are code of the app
             if answered or request is None:
                 raise
-            parent.sendall(to_frame(_not_begun(error)))
-            request = await asyncio.to_thread(receive_request, parent)
+            link.send(_not_begun(error))
+            request = await asyncio.to_thread(link.next_request)
 
 
 def _load(handlers: Handlers, setup: ChildSetup) -> Tasks:
@@ -75,9 +85,18 @@ def _load(handlers: Handlers, setup: ChildSetup) -> Tasks:
     return app
 
 
-async def _run(app: Tasks, state: Any, request: RunRequest, parent: socket.socket) -> RunReply:
+class _Suspects(NamedTuple):
+    """What the handlers of suspects share."""
+
+    app: Tasks
+    # The value that the app's lifespan yielded.
+    state: Any
+    providers: WorkerProviders
+
+
+async def _run(suspects: _Suspects, request: RunRequest, link: ParentLink[RunRequest]) -> RunReply:
     # A task of its own: a handler that cancels its task cancels nothing else, and its context variables end with it.
-    task = asyncio.create_task(_outcome(app, state, request, parent), context=contextvars.copy_context())
+    task = asyncio.create_task(_outcome(suspects, request, link), context=contextvars.copy_context())
     await asyncio.wait([task])
     try:
         return task.result()
@@ -85,28 +104,38 @@ async def _run(app: Tasks, state: Any, request: RunRequest, parent: socket.socke
         return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))
 
 
-async def _outcome(app: Tasks, state: Any, request: RunRequest, parent: socket.socket) -> RunReply:
+async def _outcome(suspects: _Suspects, request: RunRequest, link: ParentLink[RunRequest]) -> RunReply:
+    app = suspects.app
     logs.RUNNING.set(Running(request))
-    lease = LeaseCheck(parent)
+    lease = LeaseCheck(link)
+    HANDLER_WAITS.set(ChildWaits(lease))
     try:
         handler = app.raw_handlers.get(request.message.queue) if request.raw else app.registered_tasks.get(request.name)
         if handler is None:
             text = f"the app has no handler {request.name!r} when it is imported again: register it on import"
             return _not_begun(UsageError(text))
-        args, kwargs = arguments(handler.signature, request, lease, state)
-        parent.sendall(to_frame(RunReply(how="begun")))
-        if handler.kind == "async":
-            result = await handler.function(*args, **kwargs)
-        else:
-            result = await asyncio.to_thread(handler.function, *args, **kwargs)
-        problem = not_run_error(result)
-        if problem is not None:
-            raise problem
+        context, args, kwargs = arguments(handler.signature, request, lease, suspects.state)
+        link.send(RunReply(how="begun"))
+        return returned(await _call(handler, context, args, kwargs, suspects.providers), request)
     except (Retry, Fail) as error:
         return decided(error)
     finally:
         lease.end()
-    return RunReply(how="returned")
+
+
+async def _call(
+    handler: Handler, context: Context, args: list[Any], kwargs: dict[str, Any], providers: WorkerProviders
+) -> Any:
+    runner = handler.runner
+    if runner is not None:
+        if handler.kind == "async":
+            return await runner.run(context, args, kwargs, providers)
+        return await asyncio.to_thread(runner.run_sync, context, args, kwargs, providers)
+    if handler.takes_context:
+        args.insert(0, context)
+    if handler.kind == "async":
+        return await handler.function(*args, **kwargs)
+    return await asyncio.to_thread(handler.function, *args, **kwargs)
 
 
 def _not_begun(error: BaseException) -> RunReply:

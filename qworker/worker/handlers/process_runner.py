@@ -14,23 +14,30 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from qworker import logs
 from qworker.app import Tasks
 from qworker.clock import Clock
+from qworker.context import CancelReason
 from qworker.decision import Fail, Retry
 from qworker.errors import UsageError
 from qworker.failure_text import NotBegun, ProcessDied, RemoteFailure, error_type
+from qworker.jobs.handler_wait import HANDLER_WAITS, HandlerWaits
+from qworker.jobs.records import Progress
 from qworker.task import Handler, RawHandler
-from qworker.worker.delivery import CancelReason, Delivery
-from qworker.worker.handlers.child_main import LENGTH, ChildSetup, RunReply, RunRequest, to_frame
+from qworker.worker.delivery import Delivery
+from qworker.worker.handlers.child_main import ChildSetup, RunReply, RunRequest
+from qworker.worker.handlers.parent_link import LENGTH, STOPPING, to_frame
 
-__all__ = ["ProcessRunner", "app_place", "check_importable", "process_limit"]
+__all__ = ["ProcessRunner", "app_place", "app_url", "check_importable", "process_limit"]
 
 # Not `-m`: the child must look for modules where its parent does.
 _START = "import sys; sys.path[:] = sys.argv[2:]; from qworker.worker.handlers.{} import main; main(int(sys.argv[1]))"
+# Replies of a handler that runs.
+_NO_END = frozenset({"begun", "check_lease", "waiting", "resumed", "progress"})
 # Seconds that processes without work get to end by themselves.
 _CLOSE_PATIENCE = 2.0
 
@@ -48,6 +55,22 @@ def check_importable(handler: Handler) -> None:
         raise UsageError(
             f"task {handler.name!r}: process=True needs a function at the top level of a module: move it there"
         )
+    if _has_hooks(handler) and not _is_under_its_name(handler):
+        raise UsageError(
+            f"task {handler.name!r}: process=True with hooks needs the task under its own name in the module"
+        )
+
+
+def _has_hooks(handler: Handler) -> bool:
+    return handler.runner is not None and bool(handler.runner.hooks)
+
+
+def _is_under_its_name(handler: Handler) -> bool:
+    """Return whether a child process that looks for the function finds the task, or the function of a raw handler."""
+    found: Any = sys.modules.get(handler.function.__module__)
+    for part in handler.function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is (handler.function if isinstance(handler, RawHandler) else handler)
 
 
 def _flags() -> list[str]:
@@ -62,8 +85,9 @@ def _flags() -> list[str]:
 class HandlerProcess:
     """One process and the parent's end of its socket."""
 
-    def __init__(self, app: tuple[str, str, str | None] | None = None) -> None:
+    def __init__(self, app: tuple[str, str, str | None] | None = None, url: str | None = None) -> None:
         self._app = app
+        self._url = url
         start = _START.format("child_main" if app is None else "isolated_main")
         ours, theirs = socket.socketpair()
         with theirs:
@@ -79,32 +103,51 @@ class HandlerProcess:
         ours.setblocking(False)
         self._socket = ours
         self._set_up = False
+        # One frame after another.
+        self._sending = asyncio.Lock()
 
-    async def ask(self, request: RunRequest, begun: Callable[[], None], is_lost: Callable[[], bool]) -> RunReply:
+    async def ask(self, request: RunRequest, attempt: _Attempt, stopping: Callable[[], bool]) -> RunReply:
         """Run one message.
 
         Args:
             request: The message.
-            begun: Called when its handler is imported and starts.
-            is_lost: Asked when the handler checks its lease.
+            attempt: Takes what the process reports while the handler runs, and answers its questions.
+            stopping: Returns whether the worker stops already.
 
         Raises:
             OSError, EOFError: the process has died.
         """
         loop = asyncio.get_running_loop()
         if not self._set_up:
-            setup = ChildSetup(main=_main_path(), logging=logs.configured(), parent=os.getpid(), app=self._app)
-            await loop.sock_sendall(self._socket, to_frame(setup))
+            setup = ChildSetup(
+                main=_main_path(), logging=logs.configured(), parent=os.getpid(), app=self._app, url=self._url
+            )
+            await self._send(setup)
             self._set_up = True
-        await loop.sock_sendall(self._socket, to_frame(request))
+        if stopping():
+            await self._send(STOPPING)
+        await self._send(request)
         reply = await self._reply(loop)
-        while reply.how in {"begun", "check_lease"}:
-            if reply.how == "begun":
-                begun()
-            else:
-                await loop.sock_sendall(self._socket, to_frame(is_lost()))
+        while reply.how in _NO_END:
+            answer = attempt.take(reply)
+            if answer is not None:
+                await self._send(answer)
             reply = await self._reply(loop)
         return reply
+
+    async def _send(self, value: Any) -> None:
+        async with self._sending:
+            await asyncio.get_running_loop().sock_sendall(self._socket, to_frame(value))
+
+    async def notice_stopping(self) -> None:
+        """Send the notice that the worker stops to the handler."""
+        try:
+            # Before the set-up, the child expects nothing else.
+            if self._set_up:
+                await self._send(STOPPING)
+        except OSError:
+            # The process has died, or was killed: whoever runs it finds that out.
+            pass
 
     async def _reply(self, loop: asyncio.AbstractEventLoop) -> RunReply:
         size = int.from_bytes(await self._exactly(loop, LENGTH), "big")
@@ -161,20 +204,85 @@ class _Timer:
             self._handle.cancel()
 
 
+class _Attempt:
+    """One run of a handler in a process, as the process reports it.
+
+    Args:
+        runner: The runner, whose place is free while the handler waits for another job.
+        delivery: The delivery.
+        timer: The timeout of the handler.
+    """
+
+    def __init__(self, runner: ProcessRunner, delivery: Delivery, timer: _Timer) -> None:
+        self._runner = runner
+        self._delivery = delivery
+        self._timer = timer
+        # Where the wait of the handler was reported. None: it does not wait.
+        self._waits: HandlerWaits | None = None
+
+    def take(self, reply: RunReply) -> bool | None:
+        """Take what the process reports, and return the answer if it needs one."""
+        if reply.how == "begun":
+            self._timer.start()
+        elif reply.how == "check_lease":
+            return self._runner.is_lost(self._delivery)
+        elif reply.how == "waiting":
+            return self._begin_wait()
+        elif reply.how == "resumed":
+            self.end_wait()
+        elif reply.progress is not None:
+            self._runner.report(self._delivery, reply.progress)
+        return None
+
+    def _begin_wait(self) -> bool:
+        waits = HANDLER_WAITS.get()
+        if waits is not None:
+            try:
+                waits.begin(self._delivery)
+            except UsageError:
+                return False
+            self._waits = waits
+            self._runner.free_place()
+        return True
+
+    def end_wait(self) -> None:
+        """Let the handler count again, if it waits. Idempotent."""
+        waits, self._waits = self._waits, None
+        if waits is not None:
+            self._runner.take_place_back()
+            waits.end(self._delivery)
+
+
 class ProcessRunner:
     """Runs handlers in processes.
 
     Args:
         limit: Maximum number of processes.
         clock: The clock of the leases.
+        report: Takes the progress of a handler.
         app: For processes of suspects: the module of the app, its name there, and its URL. None: for `process=True`.
+        url: The URL of the app, for `process=True`. None: it is not known.
     """
 
-    def __init__(self, limit: int, clock: Clock, app: tuple[str, str, str | None] | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        clock: Clock,
+        report: Callable[[Delivery, Progress], None],
+        app: tuple[str, str, str | None] | None = None,
+        url: str | None = None,
+    ) -> None:
+        self.report = report
         self._clock = clock
         self._app = app
+        self._url = url
         self._slots = asyncio.Semaphore(limit)
+        # Handlers that continue after a wait without a place of their own. The next places that end are theirs.
+        self._overdrawn = 0
         self._idle: list[HandlerProcess] = []
+        self._busy: set[HandlerProcess] = set()
+        self._stopping = False
+        self._notices: set[asyncio.Task[None]] = set()
         # Processes that were asked to end and still run.
         self._ending: list[HandlerProcess] = []
 
@@ -182,14 +290,45 @@ class ProcessRunner:
         """Run a handler. Return what it raised, or None. A cancellation kills the handler's process."""
         handler = delivery.handler
         assert handler is not None
-        async with self._slots:
-            timer = _Timer(delivery, handler.options.timeout)
-            try:
-                return await self._run(
-                    self._request(delivery, handler), timer.start, lambda: delivery.is_lost(self._clock.monotonic())
-                )
-            finally:
-                timer.cancel()
+        await self._slots.acquire()
+        timer = _Timer(delivery, handler.options.timeout)
+        attempt = _Attempt(self, delivery, timer)
+        try:
+            reply = await self._run(self._request(delivery, handler), attempt)
+        finally:
+            timer.cancel()
+            attempt.end_wait()
+            self.free_place()
+        if isinstance(reply, BaseException):
+            return reply
+        delivery.result = reply.result
+        return _error(reply)
+
+    def is_lost(self, delivery: Delivery) -> bool:
+        """Return whether the lease of a delivery is over."""
+        return delivery.is_lost(self._clock.monotonic())
+
+    def free_place(self) -> None:
+        """Let another handler run in the place of one that has ended, or waits."""
+        if self._overdrawn:
+            self._overdrawn -= 1
+        else:
+            self._slots.release()
+
+    def take_place_back(self) -> None:
+        """Let a handler continue that has waited, at once: for a moment there is one more than the limit."""
+        self._overdrawn += 1
+
+    def notice_stopping(self) -> None:
+        """Send the notice that the worker stops to the handlers that run, and to those that start later."""
+        self._stopping = True
+        for child in self._busy:
+            self._notice(child)
+
+    def _notice(self, child: HandlerProcess) -> None:
+        notice = asyncio.get_running_loop().create_task(child.notice_stopping())
+        self._notices.add(notice)
+        notice.add_done_callback(self._notices.discard)
 
     async def close(self) -> None:
         """End all processes."""
@@ -216,24 +355,27 @@ class ProcessRunner:
             token=delivery.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
             max_tries=handler.options.max_tries,
+            keep_result=delivery.keep_result,
+            has_hooks=_has_hooks(handler),
         )
 
-    async def _run(
-        self, request: RunRequest, begun: Callable[[], None], is_lost: Callable[[], bool]
-    ) -> BaseException | None:
+    async def _run(self, request: RunRequest, attempt: _Attempt) -> RunReply | BaseException:
         try:
             child = self._free_child()
         except OSError as error:
             return RemoteFailure(error_type(error), f"the handler's process cannot be started: {error.strerror}")
+        self._busy.add(child)
         try:
-            reply = await child.ask(request, begun, is_lost)
+            reply = await child.ask(request, attempt, lambda: self._stopping)
         except (OSError, EOFError):
             return await self._died(child)
         except BaseException:
             self._kill(child)
             raise
+        finally:
+            self._busy.discard(child)
         self._idle.append(child)
-        return _error(reply)
+        return reply
 
     def _free_child(self) -> HandlerProcess:
         self._still_ending()
@@ -242,7 +384,7 @@ class ProcessRunner:
             if child.alive():
                 return child
             child.hang_up()
-        return HandlerProcess(self._app)
+        return HandlerProcess(self._app, self._url)
 
     async def _died(self, child: HandlerProcess) -> BaseException:
         self._ending.append(child)
@@ -277,6 +419,14 @@ def _error(reply: RunReply) -> BaseException | None:
 def process_limit(concurrency: int) -> int:
     """Return the number of processes for `process=True`: one per processor, or per consumer if these are fewer."""
     return min(concurrency, len(os.sched_getaffinity(0)))
+
+
+def app_url(app: Tasks) -> str | None:
+    """Return the URL of an app, or None if it has none."""
+    try:
+        return app.url
+    except UsageError:
+        return None
 
 
 def app_place(app: Tasks) -> tuple[str, str, str | None] | None:

@@ -7,9 +7,8 @@ import contextvars
 import queue
 import threading
 from collections import deque
-from typing import Any
 
-from qworker.definition.callables import not_run_error
+from qworker.attempt.providers import WorkerProviders
 from qworker.worker.delivery import Delivery
 
 __all__ = ["ThreadRunner"]
@@ -41,8 +40,11 @@ class ThreadRunner:
     They are daemons: a thread cannot be stopped, and one that hangs must not keep a drained worker from its end.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, providers: WorkerProviders) -> None:
         self._limit = limit
+        # Handlers that wait for other jobs. Their threads do no work meanwhile.
+        self.waiting = 0
+        self._providers = providers
         self._work: queue.SimpleQueue[_ThreadCall | None] = queue.SimpleQueue()
         self._threads = 0
         self._busy = 0
@@ -58,7 +60,7 @@ class ThreadRunner:
         """
         loop = self._loop = asyncio.get_running_loop()
         call = _ThreadCall(delivery, loop.create_future())
-        if self._busy >= self._threads and self._threads < self._limit:
+        if self._busy >= self._threads and self._threads < self._limit + self.waiting:
             self._start_thread()
         self._busy += 1
         self._work.put(call)
@@ -88,13 +90,22 @@ class ThreadRunner:
     def _run_calls(self) -> None:
         while (call := self._work.get()) is not None:
             try:
-                call.error = not_run_error(call.context.run(_run_handler, call.delivery))
+                call.error = call.context.run(self._run_handler, call.delivery)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
                 call.error = error
             self._ended.append(call)
             del call
             if not self._wake_pending and not self._wake_loop():
                 return
+
+    def _run_handler(self, delivery: Delivery) -> BaseException | None:
+        handler = delivery.handler
+        assert handler is not None
+        if handler.runner is None:
+            return delivery.take_value(handler.function(*delivery.args, **delivery.kwargs))
+        assert delivery.context is not None
+        value = handler.runner.run_sync(delivery.context, delivery.args, delivery.kwargs, self._providers)
+        return delivery.take_value(value)
 
     def _wake_loop(self) -> bool:
         """Wake the event loop once for all calls that end until it reacts. Return False if the loop has closed."""
@@ -112,8 +123,3 @@ class ThreadRunner:
         while self._ended:
             self._busy -= 1
             self._ended.popleft().finish()
-
-
-def _run_handler(delivery: Delivery) -> Any:
-    assert delivery.handler is not None
-    return delivery.handler.function(*delivery.args, **delivery.kwargs)

@@ -32,6 +32,7 @@ FIGURES = (
     "peers",
     "depth",
     "ids",
+    "jobs",
     "held",
     "redis",
     "redis_latency",

@@ -16,6 +16,7 @@ _WORDS = {
     "publish": "publish of a new id",
     "again": "publish of an id that is stored",
     "find": "find of an id",
+    "find_ref": "find of a ready message by the id that the store created, and its task",
     "explain": "explain of a failed message by its id",
     "explain_ready": "explain of a ready message by its id",
     "explain_delayed": "explain of a delayed message by its id",
@@ -101,6 +102,7 @@ def ask(given: dict[str, Any]) -> dict[str, float]:
     from harness.work import QUEUE, run_loop
     from qworker import Draft
     from qworker.backend.registry import open_backend
+    from qworker.message import MessageRef
     from qworker.tools.explain import explain
 
     count: int = given["count"]
@@ -117,11 +119,13 @@ def ask(given: dict[str, Any]) -> dict[str, float]:
         backend = open_backend(given["url"])
         await backend.open()
         kinds = ("ready", "delayed", "failed")
+        created = await backend.publish(QUEUE, [Draft(body=b"x", task="resize")] * 100)
         calls: dict[str, Callable[[int], Awaitable[object]]] = {
             "plain": lambda n: backend.publish(QUEUE, [Draft(body=b"x")]),
             "publish": lambda n: backend.publish(QUEUE, [Draft(body=b"x", id=f"new-{number}-{n}")]),
             "again": lambda n: backend.publish(QUEUE, [Draft(body=b"x", id=f"{kinds[n % 3]}-{n % 100}")]),
             "find": lambda n: backend.find(QUEUE, [f"{kinds[n % 3]}-{n % 100}"]),
+            "find_ref": lambda n: backend.find(QUEUE, [MessageRef(created[n % 100], "resize")]),
             "explain": lambda n: explain(backend, QUEUE, f"failed-{n % 100}"),
             "explain_ready": lambda n: explain(backend, QUEUE, f"ready-{n % 100}"),
             "explain_delayed": lambda n: explain(backend, QUEUE, f"delayed-{n % 100}"),

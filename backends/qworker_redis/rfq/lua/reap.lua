@@ -3,11 +3,21 @@
 -- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
 -- ARGV: most messages of each kind, us to keep failed messages ('' forever), '', the time that this client's last call
 --   answered ('' none), us that have passed since on a clock that is never set, most failed messages to keep ('' any
---   number), '', the client's host and its time
--- RETURNS: [messages made ready, 1 if there is more to do, now us]
+--   number), '', the client's host and its time; then id and claim of leases that the client holds
+-- RETURNS: [messages made ready, 1 if there is more to do, now us, 1 if there is a topic, then of each lease that is gone
+--   its number, and 0]
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'seen')
-if not state[1] then return {0, 0, 0} end
+local function answer(count, more, now, is_there)
+  local result = {count, more, now, is_there}
+  for _, number in ipairs(lost_leases(claims, 9)) do
+    insert(result, number)
+    insert(result, 0)
+  end
+  return result
+end
+
+if not state[1] then return answer(0, 0, clock(), 0) end
 if state[1] ~= '1' then return too_new(state[1]) end
 check_types({leased, delayed, failed}, {claims, tries, errors, enqueued, origins}, {backlog, nextlog})
 local now, limit = clock(), tonumber(ARGV[1])
@@ -69,4 +79,4 @@ local due = take_due(backlog, message, delayed, now, limit)
 local removed = forget_failed(ARGV[2], ARGV[6])
 sweep(tries)
 sweep(enqueued)
-return {count + due, math.max(expired, due, removed) == limit and 1 or 0, now}
+return answer(count + due, math.max(expired, due, removed) == limit and 1 or 0, now, 1)

@@ -1,0 +1,179 @@
+"""Cancelling: a waiting or leased item moves to fail/ by one rename, to a name that says so.
+
+The reason is written first, under a name that no other change of the message uses. So a process that dies before the
+rename has cancelled nothing, and what a holder does at the same moment is either done before the rename, which then
+finds no file, or is refused after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable
+
+from qworker.kit.directory.browser import MessageFile
+from qworker.kit.directory.reasons import write_reason
+from qworker.kit.files import has_entry, try_unlink
+from qworker.kit.find import stamp
+from qworker.kit.planted import rename_file
+from qworker.message import Cancelled, Selection, State
+from qworker_file.browse import FileBrowser
+from qworker_file.foreign import give_own_name
+from qworker_file.id_place import Place, record_move
+from qworker_file.names import cancelled_name, is_cancelled_name, parse_item, reason_name
+from qworker_file.store import Store
+
+__all__ = ["cancel"]
+
+# Names changed between two turns of the loop; about 2 ms of work.
+_SLICE = 50
+# A message that moves between two directories just as they are searched is not missed more often than this.
+_LOOKS = 4
+# A message that is seen and has moved is searched for again, at most so often.
+_MOST_LOOKS = 100
+_FINISHED = frozenset({State.DONE, State.FAILED})
+
+
+async def cancel(store: Store, browser: FileBrowser, selection: Selection, reason: str) -> list[Cancelled]:
+    """Move messages to fail/ and return what was found.
+
+    Raises:
+        OSError: One cannot be moved. A repetition continues.
+    """
+    call = _Cancel(store, browser, reason)
+    try:
+        if selection.ids is not None:
+            return await call.by_ids(selection.ids)
+        assert selection.state is not None
+        return await call.each(await browser.list_files(selection.state))
+    finally:
+        await call.finish()
+
+
+class _Cancel:
+    """One call of `cancel`."""
+
+    def __init__(self, store: Store, browser: FileBrowser, reason: str) -> None:
+        self._store = store
+        self._browser = browser
+        self._files = browser.files
+        self._reason = reason
+        # The descriptors of the reasons that were written, by their names, and the directories that changed.
+        self._reasons: dict[str, int] = {}
+        self._changed: set[int] = set()
+
+    async def by_ids(self, ids: Iterable[str]) -> list[Cancelled]:
+        """Cancel the messages with these ids, each once, however often they move meanwhile."""
+        wanted = dict.fromkeys(ids)
+        found: dict[str, Cancelled] = {}
+        for look in range(_MOST_LOOKS if wanted else 0):
+            before = stamp(self._files.message_directories)
+            left = frozenset(wanted) - found.keys()
+            has_moved = False
+            async for file in self._matching(left):
+                one = self._cancel_file(file)
+                if one is None:
+                    has_moved = True
+                elif one.id not in found:
+                    found[one.id] = one
+            if len(found) == len(wanted):
+                break
+            if not has_moved and (look >= _LOOKS - 1 or (before is not None and before == self._stamp())):
+                break
+        return [found[message_id] for message_id in wanted if message_id in found]
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        return stamp(self._files.message_directories)
+
+    async def _matching(self, ids: frozenset[str]) -> AsyncIterator[MessageFile]:
+        left = set(ids)
+        async for file in self._browser.matching(ids):
+            yield file
+            left.discard(self._browser.message_id(file))
+            if not left:
+                return
+
+    async def each(self, files: Iterable[MessageFile]) -> list[Cancelled]:
+        """Cancel the messages of some files, if they are still there."""
+        found: list[Cancelled] = []
+        for number, file in enumerate(files):
+            one = self._cancel_file(file)
+            if one is not None:
+                found.append(one)
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+        return found
+
+    def _cancel_file(self, file: MessageFile) -> Cancelled | None:
+        """Cancel one message. Return None if it has moved."""
+        message_id = self._browser.message_id(file)
+        try:
+            if file.state in _FINISHED:
+                status = os.stat(file.name, dir_fd=file.directory, follow_symlinks=False)
+                return Cancelled(message_id, file.state, status.st_mtime_ns, is_cancelled_name(file.name))
+            token = self._move(file)
+        except FileNotFoundError:
+            return None
+        if file.state is State.LEASED:
+            self._browser.queue.lose([file.item], cancelled=True)
+        return Cancelled(message_id, file.state, token)
+
+    def _move(self, file: MessageFile) -> int:
+        """Move a file to fail/, and return a token that no lease of it has exceeded.
+
+        Raises:
+            FileNotFoundError: It has moved.
+        """
+        files, item = self._files, file.item
+        if not has_entry(file.name, file.directory):
+            raise FileNotFoundError(file.name)
+        if parse_item(item) is None:
+            # The name of another program's file can be that of an older one in fail/.
+            item, _ = give_own_name(files, item, None)
+        name = cancelled_name(item)
+        self._write_reason(reason_name(name))
+        # A staged file of a sealed load has no link.
+        if file.directory != files.base:
+            record_move(files, item, Place("fail", name), self._place(file))
+        rename_file(file.name, name, file.directory, files.fail)
+        self._changed |= {file.directory, files.fail}
+        return self._set_finished(name)
+
+    def _place(self, file: MessageFile) -> Place:
+        files = self._files
+        directory = {files.queue: "queue", files.delay: "delay", files.lease: "lease"}[file.directory]
+        return Place(directory, file.name)
+
+    def _write_reason(self, name: str) -> None:
+        if name not in self._reasons:
+            self._reasons[name] = write_reason(self._files.fail, name, self._reason, mode=self._files.item_mode)
+
+    def _set_finished(self, name: str) -> int:
+        """Set the time at which a file finished.
+
+        It is not before the token of its last lease, even if the worker that took that lease has not set it yet: it
+        read its clock before its rename, and so before this rename.
+        """
+        moment = int(self._store.clock.time() * 1e9)
+        try:
+            status = os.stat(name, dir_fd=self._files.fail, follow_symlinks=False)
+            moment = max(moment, status.st_mtime_ns + 1)
+            os.utime(name, ns=(moment, moment), dir_fd=self._files.fail, follow_symlinks=False)
+        except (FileNotFoundError, PermissionError):
+            # It was requeued in the meantime; or it is another user's file, which is shown with its present time.
+            pass
+        return moment
+
+    async def finish(self) -> None:
+        """Make the moves durable, and remove the reasons of messages that were not cancelled."""
+        files = self._files
+        reasons, self._reasons = self._reasons, {}
+        try:
+            for name in reasons:
+                if not has_entry(name[1 : -len(".reason")], files.fail):
+                    try_unlink(name, files.fail)
+            if self._changed:
+                await self._store.commit(self._changed, list(reasons.values()))
+        finally:
+            for fd in reasons.values():
+                os.close(fd)

@@ -1,0 +1,50 @@
+-- Move messages to failed, also leased ones. Finished ones are reported only.
+-- KEYS: meta msg ready sorted delayed leased claims keys errors fail done gone
+-- ARGV: what is kept as the error, then ids
+-- RETURNS: [] if there is no queue; or [1, then for each message: id, its state before, a token that no lease of it
+--   exceeds, 1 if it was cancelled before]
+local meta, msg, ready, sorted, delayed, leased, claims, keys, errors, fail, done, gone = unpack(KEYS)
+local head = call('HMGET', meta, 'version', 'gone', 'fence')
+if not head[1] then return {} end
+if head[1] ~= '1' then return too_new(head[1]) end
+check_types({sorted, delayed, leased, fail, done}, {msg, claims, keys, errors, gone}, {ready})
+local removed, now = tonumber(head[2] or 0), clock()
+local waiting, before = {leased = leased, delayed = delayed}, removed
+local answer = {1}
+
+local function tell_of(id, state, already)
+  insert(answer, id)
+  insert(answer, state)
+  insert(answer, head[3] or '0')
+  insert(answer, already)
+end
+
+local function cancel(id, value)
+  local state, left = take_out(waiting, sorted, claims, gone, id, value)
+  removed = removed + left
+  call('HSET', errors, id, ARGV[1])
+  call('ZADD', fail, text(now), id)
+  free_key(keys, key_of(value), id)
+  tell_of(id, state, 0)
+end
+
+-- The first write needs no memory: before Redis 7 a full store lets a script continue that has begun to write.
+call('ZREM', leased, '')
+take_due(msg, sorted, delayed, now, 1000)
+for i = 2, #ARGV do
+  local id = ARGV[i]
+  local value = call('HGET', msg, id)
+  if value then
+    if call('ZSCORE', fail, id) then
+      tell_of(id, 'fail', is_cancelled(errors, id) and 1 or 0)
+    elseif call('ZSCORE', done, id) then
+      tell_of(id, 'done', 0)
+    else
+      cancel(id, value)
+    end
+  end
+end
+if removed > before then call('HINCRBY', meta, 'gone', removed - before) end
+-- So `lease` never has to pass over many: each call takes more rows off than it leaves.
+tidy_ready(meta, msg, ready, sorted, gone, removed)
+return answer

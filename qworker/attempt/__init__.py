@@ -1,0 +1,1 @@
+"""What runs around a handler: hooks, and the providers of its injected parameters."""
