@@ -34,7 +34,7 @@ class StoreClock:
 
         Args:
             now: The time in the answer, in Unix seconds.
-            took: The seconds that the call took. An answer that took long is no step of the clock.
+            took: The seconds that the call took. A clock that a long call explains does not step.
         """
         if self.known.is_set():
             now = min(max(self.time(), now), now + took)

@@ -82,20 +82,15 @@ class Oracle:
 
     def ticks(self, zone: str) -> list[int]:
         """The ticks of the year."""
-        found: list[int] = []
-        before: datetime | None = None
-        for at, local in minutes_of(zone):
-            skipped = before is not None and local - before > timedelta(minutes=1)
-            if not self.is_fixed:
-                if self.matches(local):
-                    found.append(at)
-            elif skipped and before is not None and any(map(self.matches, between(before, local))):
-                # Minutes that no clock has shown run at the first one after them.
-                found.append(at)
-            elif self.matches(local) and not is_second(at, zone):
-                found.append(at)
-            before = local
-        return found
+        if not self.is_fixed:
+            return [at for at, local in minutes_of(zone) if self.matches(local)]
+        found = {at for at, local in minutes_of(zone) if self.matches(local) and not is_second(at, zone)}
+        shown = dict(minutes_of(zone))
+        for change in changes_of(zone):
+            # Minutes that no clock has shown run at the first one after them.
+            if any(map(self.matches, between(shown[change - 60], shown[change]))):
+                found.add(change)
+        return sorted(found)
 
 
 def between(before: datetime, local: datetime) -> Iterator[datetime]:

@@ -670,6 +670,7 @@ async def test_a_burst_that_waits_for_the_time_of_the_store_ends_when_it_is_drai
     worker.drain()
     async with asyncio.timeout(5):
         await task
+    assert app.got == []
 
 
 def test_an_answer_that_took_long_is_no_step_of_the_clock(clock: FakeClock) -> None:
