@@ -2,6 +2,7 @@
 
 Tasks         an app: `@tasks.task` registers a function, `@tasks.raw_handler` one for messages of other programs
 Task          a registered function: `await task.enqueue(...)`, `task.enqueue_sync(...)`, `task.using(delay=...)`
+NamedTask     a task by its name: `tasks.named("mail.send")` enqueues calls without importing the function
 Context       what a handler can know about its own attempt: annotate the first parameter of the handler with it
 Retry         raise it in a handler to run the message again later
 Fail          raise it in a handler to keep the message as failed
@@ -49,6 +50,7 @@ from qworker.jobs.job import Job
 from qworker.jobs.records import Progress
 from qworker.jobs.status import Status
 from qworker.message import Draft, Message, State
+from qworker.named_task import NamedTask
 from qworker.retry import Backoff
 from qworker.schedules.schedule import Schedule
 from qworker.task import Task
@@ -66,6 +68,7 @@ __all__ = [
     "Job",
     "LeaseLost",
     "Message",
+    "NamedTask",
     "Progress",
     "QworkerError",
     "Retry",

@@ -6,9 +6,9 @@ import asyncio
 import inspect
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from qworker.attempt.hooks import Hook, check_hooks
 from qworker.backend import Backend
@@ -23,6 +23,7 @@ from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
 from qworker.failed_call import FailureCode, check_holds, check_on_failure, failure_report
+from qworker.inclusion import Inclusion
 from qworker.jobs.app_jobs import cancel_many, iterate_jobs, job_of, jobs_of, unfinished_states
 from qworker.jobs.cancel import CancelCounts
 from qworker.jobs.job import Job
@@ -30,14 +31,16 @@ from qworker.jobs.status import JobState, Status
 from qworker.jobs.support import refuse_results
 from qworker.message import Draft, Message
 from qworker.message import State as MessageState
+from qworker.named_task import NamedTask
+from qworker.names import check_existing_queue
 from qworker.parcel import unpack
-from qworker.retry import DEFAULT_BACKOFF, Backoff
+from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.schedules.code import CodeSchedule, check_scheme
 from qworker.schedules.control import Schedules
 from qworker.schedules.schedule import CatchUp, Overlap
 from qworker.settings import backend_url
 from qworker.task import RawHandler, Task, TaskOptions
-from qworker.validation import check_headers, check_text, shown
+from qworker.validation import check_headers, check_seconds, check_text, shown
 
 __all__ = ["Tasks"]
 
@@ -56,6 +59,21 @@ AnyTask = TypeVar("AnyTask", bound=Task[..., Any])
 
 # `enqueue_many` publishes this many at a time, so that a generator of a million calls needs no memory for them.
 _BATCH = 1000
+# Seconds for which a call that does not fit its task's signature is tried again, because a deploy may be running.
+_UNKNOWN_FOR = timedelta(minutes=10)
+
+
+class StandIn(Protocol):
+    """A store that tests put in the place of the app's own."""
+
+    @property
+    def url(self) -> str:
+        """Its URL."""
+        ...
+
+    def create(self) -> Backend:
+        """Create its backend for one event loop."""
+        ...
 
 
 class Tasks(Generic[State]):
@@ -64,22 +82,29 @@ class Tasks(Generic[State]):
     A type checker takes `State` from `lifespan`. Handlers that use it annotate their first parameter `Context[State]`.
 
     Args:
-        url: The URL of the backend. None: `$QWORKER_URL` or `url` in `[tool.qworker]`, when it is first needed.
+        url: The URL of the backend. None: the URL that is set with `tasks.url = ...` before the first call. Without
+            it, `$QWORKER_URL` or `url` in `[tool.qworker]`.
         lifespan: A function that takes the app and returns an async context manager. A worker enters it before its
             first message and leaves it after its last one. `Context.state` is what it yields.
         credential_provider: A function, plain or async, that returns the password of a Redis, or (user, password). It
             is called for each new connection. Or a `CredentialProvider` of redis-py. The command line and scaling with
             `--workers MIN-MAX` do not have the app: for them write `?credential_provider=package.module:name` in the
             URL instead.
+        imports: The names of modules with tasks. `qworker run` imports them, and so do the processes of handlers. A
+            process that only publishes does not.
+        unknown_for: Seconds, or a timedelta. If the arguments of a call do not fit the signature of its task, another
+            version of the app may have enqueued it. So workers release it for this time after its first refusal.
+            After this time it fails. 0: it fails immediately.
         hooks: What runs around every handler, the outermost first, and for every call that is enqueued.
 
     Attributes:
         lifespan: The `lifespan` argument.
+        imports: The `imports` argument.
+        unknown_for: The `unknown_for` argument, in seconds.
         hooks: The hooks of the app.
         clock: The clock of its backends. Tests set a fake one before the first call.
         registered_tasks: The tasks by name.
         raw_handlers: The raw handlers by queue.
-        schedules: Puts, removes, pauses and lists schedules.
     """
 
     @exact_options
@@ -89,20 +114,31 @@ class Tasks(Generic[State]):
         *,
         lifespan: Callable[[Tasks[Any]], AbstractAsyncContextManager[State]] | None = None,
         credential_provider: Callable[[], Any] | None = None,
+        imports: Sequence[str] = (),
+        unknown_for: float | timedelta = _UNKNOWN_FOR,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self._url = None if url is None else check_text("url", url)
+        # Whether a backend was created with the URL: another one would divide the messages between two stores.
+        self._url_in_use = False
+        self._stand_in: StandIn | None = None
+        self.imports = _check_imports(imports)
+        self.unknown_for = check_seconds("unknown_for", unknown_for, most=MOST_DELAY)
         self.lifespan = _check_lifespan(lifespan)
         self.hooks = check_hooks(hooks)
         self._credential_provider = credential_provider
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
-        self.schedules = Schedules(self)
+        self._schedules = Schedules(self)
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = weakref.WeakKeyDictionary()
         # The last backend that was used. Each call needs it, and most apps have a single loop.
         self._latest: _LoopBackend | None = None
         self._header_sources: list[Callable[[], Mapping[str, str]]] = []
+        # Where the tasks of this app are if another app includes them.
+        self._inclusion: Inclusion[Tasks[Any]] | None = None
+        # The module and the name that the command line has loaded the app from.
+        self._loaded_from: tuple[str, str] | None = None
 
     def __repr__(self) -> str:
         return f"<Tasks {', '.join(sorted(self.registered_tasks)) or 'empty'}>"
@@ -188,7 +224,7 @@ class Tasks(Generic[State]):
             result=kept,
         )
         around = (*self.hooks, *check_hooks(hooks))
-        decorator = _Decorator(self, name, options, around, check_on_failure(self, on_failure))
+        decorator = _Decorator(self, name, options, around, check_on_failure(self._destination().app, on_failure))
         return decorator if function is None else decorator(function)
 
     @exact_options
@@ -224,7 +260,7 @@ class Tasks(Generic[State]):
 
         def register(task: AnyTask) -> AnyTask:
             options = {"cron": expression, "tz": tz, "catch_up": catch_up, "overlap": overlap}
-            self._add_schedule(CodeSchedule(task, "@tasks.cron", name, args, options))
+            self._add_schedule(CodeSchedule(task, "@tasks.cron", self._schedule_name(name), args, options))
             return task
 
         return register
@@ -256,15 +292,25 @@ class Tasks(Generic[State]):
 
         def register(task: AnyTask) -> AnyTask:
             options = {"every": seconds, "catch_up": catch_up, "overlap": overlap}
-            self._add_schedule(CodeSchedule(task, "@tasks.every", name, args, options))
+            self._add_schedule(CodeSchedule(task, "@tasks.every", self._schedule_name(name), args, options))
             return task
 
         return register
 
+    def _schedule_name(self, name: str | None) -> str | None:
+        # That of the task has the prefix already.
+        return name if name is None else self._destination().prefix + check_text("name", name)
+
     def _add_schedule(self, schedule: CodeSchedule) -> None:
-        if self._url is not None:
-            check_scheme(self._url)
+        url = self._destination().app._url  # noqa: SLF001
+        if url is not None:
+            check_scheme(url)
         self.schedules.add(schedule)
+
+    @property
+    def schedules(self) -> Schedules:
+        """Puts, removes, pauses and lists schedules."""
+        return self._destination().app._schedules  # noqa: SLF001
 
     @exact_options
     def raw_handler(
@@ -291,36 +337,142 @@ class Tasks(Generic[State]):
 
         def register(function: F) -> F:
             _check(function, "@tasks.raw_handler")
-            if queue in self.raw_handlers:
-                raise DuplicateTask(
-                    f"the queue {queue!r} already has a raw handler ({self.raw_handlers[queue].name}):"
-                    " a queue can have only one"
-                )
-            self.raw_handlers[queue] = RawHandler(function, options, around)
+            self._register_raw(RawHandler(function, options, around))
             return function
 
         return register
 
-    def register(self, task: Task[..., Any]) -> None:
-        """Register a task that this app has created.
-
-        Raises:
-            DuplicateTask: Its name is already used.
-            UsageError: It is not a task, or its calls go to the backend of another app.
-        """
-        given: Any = task
-        if not isinstance(given, Task):
-            raise UsageError(f"register() takes a task (got {shown(task)}): register a function with @tasks.task")
-        if not task.belongs_to(self):
-            raise UsageError(
-                f"the task {task.name!r} belongs to another app, and its calls go to that app's backend:"
-                " register its function here, with tasks.task(the_task.function)"
-            )
-        if task.name in self.registered_tasks:
+    def _register(self, task: Task[..., Any]) -> None:
+        """Add a task of this app, or of an app that is included here. If this app is included, it goes there."""
+        there = self._destination()
+        if there.app is not self:
+            if task.on_failure is not None:
+                check_holds(there.app._url, there.prefix + task.name)  # noqa: SLF001
+            task.move(there.app, there.prefix + task.name, there.queue, there.hooks)
+        if task.name in there.app.registered_tasks:
             raise DuplicateTask(
                 f"the task name {task.name!r} is already used: give one of the two tasks another name (name=...)"
             )
-        self.registered_tasks[task.name] = task
+        there.app.registered_tasks[task.name] = task
+
+    def _register_raw(self, handler: RawHandler) -> None:
+        there = self._destination()
+        if there.app is not self:
+            handler.join(there.queue, there.hooks)
+        taken = there.app.raw_handlers.get(handler.queue)
+        if taken is not None:
+            raise DuplicateTask(
+                f"the queue {handler.queue!r} already has a raw handler ({taken.name}): a queue can have only one"
+            )
+        there.app.raw_handlers[handler.queue] = handler
+
+    @exact_options
+    def include(self, other: Tasks[Any], *, prefix: str = "", queue: str | None = None) -> None:
+        """Move the tasks, schedules and raw handlers of another app, such as a library's, to this one.
+
+        Their calls go to this app's backend, also through `other` and its `using`. What is registered with `other`
+        later comes here too, and its `imports` do. Its URL and `unknown_for` do not count any more.
+
+        Args:
+            other: The app. It can have neither a lifespan nor header sources.
+            prefix: What their names begin with here, such as `lib.`, and those of schedules in the code.
+            queue: Their queue here. None: each keeps its own.
+
+        Raises:
+            DuplicateTask: A name is already used, or two raw handlers have one queue. Nothing is moved.
+            NotSupported: A task has a result, and this app's backend has no place for it. Nothing is moved.
+            UsageError: The tasks already belong to another app, or an argument is not valid.
+        """
+        check_text("prefix", prefix)
+        if queue is not None:
+            check_existing_queue(check_text("queue", queue))
+        there = self._destination()
+        self._check_included(other)
+        moved, moved_raw = list(other.registered_tasks.values()), list(other.raw_handlers.values())
+        names = [there.prefix + prefix + task.name for task in moved]
+        raw_queues = [there.queue or queue or handler.queue for handler in moved_raw]
+        there.app._check_free(names, raw_queues)  # noqa: SLF001
+        for name, task in zip(names, moved, strict=True):
+            if task.options.result is not None:
+                there.app._check_results(name)  # noqa: SLF001
+        if other._schedules.in_code and there.app._url is not None:  # noqa: SLF001
+            check_scheme(there.app._url)  # noqa: SLF001
+        there.app._schedules.include(other._schedules, there.prefix + prefix)  # noqa: SLF001
+        there.app.imports += tuple(name for name in other.imports if name not in there.app.imports)
+        other.registered_tasks, other.raw_handlers = {}, {}
+        other._inclusion = Inclusion(self, prefix, queue, names[0] if names else None)
+        other._forget_backends()
+        for task in moved:
+            other._register(task)
+        for handler in moved_raw:
+            other._register_raw(handler)
+
+    def _destination(self) -> _Destination:
+        """Return where the tasks of this app are."""
+        app: Tasks[Any] = self
+        prefix, queue = "", None
+        hooks: tuple[Hook, ...] = ()
+        while (inclusion := app._inclusion) is not None:
+            app, prefix, queue = inclusion.app, inclusion.prefix + prefix, inclusion.queue or queue
+            hooks = (*app.hooks, *hooks)
+        return _Destination(app, prefix, queue, hooks)
+
+    def _check_included(self, other: Any) -> None:
+        """Check that an app can be included."""
+        if not isinstance(other, Tasks):
+            raise UsageError(f"include() takes the Tasks object of another app (got {shown(other)})")
+        inclusion = other._inclusion  # noqa: SLF001
+        if inclusion is not None:
+            what = "the included app" if inclusion.example is None else f"task {inclusion.example!r}"
+            whose = "this app" if inclusion.app is self else "another app"
+            raise UsageError(f"{what} already belongs to {whose}: include its app once")
+        if other is self._destination().app:
+            raise UsageError("an app cannot include itself: include the app of a library in it")
+        if other.lifespan is not None or other._header_sources:  # noqa: SLF001
+            what = "a lifespan" if other.lifespan is not None else "header sources"
+            raise UsageError(
+                f"the included app has {what}, which include() does not move: give that to the app that includes it"
+            )
+
+    def _check_free(self, names: list[str], raw_queues: list[str]) -> None:
+        for name in names:
+            if name in self.registered_tasks:
+                raise DuplicateTask(f"the task name {name!r} is already used: give include() another prefix=")
+        for number, queue in enumerate(raw_queues):
+            if queue in self.raw_handlers or queue in raw_queues[:number]:
+                raise DuplicateTask(
+                    f"the queue {queue!r} would have two raw handlers: a queue can have only one, so give include()"
+                    " another queue="
+                )
+
+    @overload
+    def named(self, name: str, *, queue: str | None = None) -> NamedTask[Any]: ...
+
+    @overload
+    def named(self, name: str, *, queue: str | None = None, result: type[T]) -> NamedTask[T]: ...
+
+    @exact_options
+    def named(self, name: str, *, queue: str | None = None, result: Any = Any) -> NamedTask[Any]:
+        """Return a task by its name, to enqueue calls of it without importing its function.
+
+        If this app has the task when a call is made, its options are used and the arguments are checked. Otherwise
+        the worker checks them.
+
+        Args:
+            name: The name of the task in envelopes.
+            queue: The queue of its calls. None: that of the task if this app has it, otherwise `default`.
+            result: The type of its result, which `Job.result` returns. Without it, that of the task if this app has it.
+
+        Raises:
+            InvalidName: The queue is not allowed.
+            UsageError: The name is empty or not text, or no JSON value can become the type.
+        """
+        return NamedTask(self, name, queue, result)
+
+    def _find_task(self, name: str) -> Task[..., Any] | None:
+        app, prefix, _, _ = self._destination()
+        # The code of an included app uses the names that its tasks have there.
+        return app.registered_tasks.get(prefix + name) or app.registered_tasks.get(name)
 
     def __getitem__(self, name: str) -> Task[..., Any]:
         """Return the task with this name.
@@ -328,11 +480,15 @@ class Tasks(Generic[State]):
         Raises:
             UnknownTask: No task has this name.
         """
+        app, prefix, _, _ = self._destination()
         try:
-            return self.registered_tasks[name]
+            return app.registered_tasks[prefix + name]
         except KeyError:
-            known = ", ".join(sorted(self.registered_tasks)) or "none"
-            raise UnknownTask(f"unknown task {name!r}: this app has {known}") from None
+            known = ", ".join(sorted(app.registered_tasks)) or "none"
+            hint = ""
+            if app.imports:
+                hint = f"; `qworker run` also imports {', '.join(app.imports)}: without them, use tasks.named({name!r})"
+            raise UnknownTask(f"unknown task {name!r}: this app has {known}{hint}") from None
 
     def queue_names(self) -> list[str]:
         """Return the queues of all tasks and handlers, sorted. `qworker run` works on these by default."""
@@ -358,6 +514,8 @@ class Tasks(Generic[State]):
         """
         if not callable(source):
             raise UsageError(f"add_header_source() takes a function that returns headers (got {shown(source)})")
+        if self._inclusion is not None:
+            raise UsageError("another app includes this one: call add_header_source() of that app")
         self._header_sources.append(source)
 
     async def enqueue_many(self, calls: Iterable[Call]) -> list[Job[Any]]:
@@ -422,7 +580,7 @@ class Tasks(Generic[State]):
         Raises:
             InvalidName: The id or the name of the queue is not allowed.
         """
-        return job_of(self, id, queue, type)
+        return job_of(self._destination().app, id, queue, type)
 
     def jobs(
         self,
@@ -442,7 +600,8 @@ class Tasks(Generic[State]):
             UsageError: The state is not known.
         """
         states = list(MessageState) if state is None else [MessageState.of_word(state)]
-        return jobs_of(self, self.queue_names(), states, _task_name(task), queue)
+        app = self._destination().app
+        return jobs_of(app, app.queue_names(), states, self._task_name(task), queue)
 
     def jobs_sync(
         self,
@@ -478,8 +637,9 @@ class Tasks(Generic[State]):
         """
         if (jobs is None) == (task is None and queue is None and state is None):
             raise UsageError("cancel() takes jobs, or one of task=, queue= and state= to find them")
-        found = jobs_of(self, self.queue_names(), unfinished_states(state), _task_name(task), queue)
-        return await cancel_many(self, jobs, found, by)
+        app = self._destination().app
+        found = jobs_of(app, app.queue_names(), unfinished_states(state), self._task_name(task), queue)
+        return await cancel_many(app, jobs, found, by)
 
     def cancel_sync(
         self,
@@ -494,9 +654,15 @@ class Tasks(Generic[State]):
         call = self.cancel(jobs, task=task, queue=queue, state=state, by=by)
         return self._run_sync(call, instead="await tasks.cancel(...)")
 
+    def _task_name(self, task: str | Task[..., Any] | None) -> str | None:
+        if isinstance(task, Task):
+            return task.name
+        known = None if task is None else self._find_task(task)
+        return task if known is None else known.name
+
     def _failure_report(self, task: str, message: Message, code: FailureCode, error: str) -> tuple[str, Draft] | None:
         """Return the queue and the message of the call that reports a failure, or None if the task wants none."""
-        known = self.registered_tasks.get(task)
+        known = self._destination().app.registered_tasks.get(task)
         if known is None or known.on_failure is None:
             return None
         report = failure_report(known.on_failure, unpack(message), task, code=code, error=error, tries=message.tries)
@@ -515,26 +681,53 @@ class Tasks(Generic[State]):
 
     @property
     def url(self) -> str:
-        """The backend's URL.
+        """The backend's URL. An app factory can set it, before the first call.
 
         Raises:
-            UsageError: No URL is set.
+            UsageError: No URL is set. Or it is set after the first call, or in an app that another app includes.
         """
-        return backend_url(self._url)
+        if self._inclusion is not None:
+            return self._inclusion.app.url
+        return backend_url(self._url) if self._stand_in is None else self._stand_in.url
 
     @url.setter
     def url(self, url: str | None) -> None:
+        if url is not None:
+            check_text("url", url)
+        if self._inclusion is not None:
+            raise UsageError("another app includes this one: set the URL of that app")
+        # A factory may be called again with the same settings.
+        if self._url_in_use and url != self._url:
+            raise UsageError("the URL of this app is already in use: set tasks.url before the first call")
         for task in self.registered_tasks.values():
             if url is not None and task.options.result is not None:
                 refuse_results(url, task.name)
-        # Open backends belong to the old URL. The loops close them.
         self._url = url
+
+    def _replace_url(self, url: str | None) -> None:
+        """Set the URL in a process that does not choose it. Calls to the old one are the caller's concern."""
+        if self._inclusion is not None:
+            self._inclusion.app._replace_url(url)  # noqa: SLF001
+            return
+        self._url, self._url_in_use = url, False
+        self._forget_backends()
+
+    @contextmanager
+    def _replaced_store(self, stand_in: StandIn, clock: Clock) -> Generator[None]:
+        """Use another store in the place of the app's own inside the block."""
+        before = self._stand_in, self.clock, self._url_in_use
+        self._stand_in, self.clock, self._url_in_use = stand_in, clock, False
+        self._forget_backends()
+        try:
+            yield
+        finally:
+            self._stand_in, self.clock, self._url_in_use = before
+            self._forget_backends()
+
+    def _forget_backends(self) -> None:
+        """Open the backend again at the next call. The loops close the open ones."""
         self._backends = weakref.WeakKeyDictionary()
         self._latest = None
-
-    def _use_url(self, url: str) -> None:
-        if self._url != url:
-            self.url = url
 
     async def backend(self) -> Backend:
         """Return this event loop's backend. It is opened at the first call and closed when the loop shuts down.
@@ -545,6 +738,8 @@ class Tasks(Generic[State]):
         loop = asyncio.get_running_loop()
         opened = self._latest
         if opened is None or opened.loop() is not loop:
+            if self._inclusion is not None:
+                return await self._inclusion.app.backend()
             opened = self._backends.get(loop)
             if opened is None:
                 opened = self._backends[loop] = _LoopBackend(loop, self._make_backend())
@@ -554,14 +749,33 @@ class Tasks(Generic[State]):
         return opened.backend
 
     def _make_backend(self) -> Backend:
-        return open_backend(self.url, clock=self.clock, credential_provider=self._credential_provider)
+        backend = self._make_own_backend() if self._stand_in is None else self._stand_in.create()
+        self._url_in_use = True
+        return backend
+
+    def _make_own_backend(self) -> Backend:
+        url = backend_url(self._url)
+        return open_backend(url, clock=self.clock, credential_provider=self._credential_provider)
 
     async def aclose(self) -> None:
         """Close this event loop's backend now. The next call opens a new one."""
+        if self._inclusion is not None:
+            await self._inclusion.app.aclose()
+            return
         opened = self._backends.pop(asyncio.get_running_loop(), None)
         self._latest = None
         if opened is not None:
             await opened.aclose()
+
+
+class _Destination(NamedTuple):
+    """Where the tasks of an app are: in itself, or in the app that includes it."""
+
+    app: Tasks[Any]
+    prefix: str
+    queue: str | None
+    # The hooks of the apps that include it, the outermost first.
+    hooks: tuple[Hook, ...]
 
 
 class _LoopBackend:
@@ -641,12 +855,8 @@ class _Decorator(Generic[State]):
         if self._on_failure is not None:
             check_holds(self._tasks._url, name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             task.on_failure = self._on_failure
-        self._tasks.register(task)
+        self._tasks._register(task)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         return task
-
-
-def _task_name(task: str | Task[..., Any] | None) -> str | None:
-    return task.name if isinstance(task, Task) else task
 
 
 def _check_lifespan(lifespan: Any) -> Any:
@@ -657,6 +867,17 @@ def _check_lifespan(lifespan: Any) -> Any:
             f"lifespan must return a context manager: write @asynccontextmanager above {handler_name(lifespan)}"
         )
     return lifespan
+
+
+def _check_imports(imports: Any) -> tuple[str, ...]:
+    names: tuple[Any, ...] = (imports,) if isinstance(imports, (str, bytes)) else tuple(imports)
+    if isinstance(imports, (str, bytes)) or not all(isinstance(name, str) and _is_module(name) for name in names):
+        raise UsageError(f'imports must be a list of names of modules, such as ["shop.tasks"] (got {shown(imports)})')
+    return names
+
+
+def _is_module(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
 
 
 def _check(function: Any, decorator: str) -> None:

@@ -6,6 +6,7 @@ Every event of a message has `message_id`, `task`, `queue`, `tries` and `token`.
 from __future__ import annotations
 
 __all__ = [
+    "ARGUMENTS_REFUSED",
     "BACKEND_RECOVERED",
     "BACKEND_UNAVAILABLE",
     "CONCURRENCY_LIMITED",
@@ -16,6 +17,7 @@ __all__ = [
     "ERROR_TYPE",
     "FAILURE_NOT_REPORTED",
     "HANDLER_STUCK",
+    "HINT",
     "HISTORY_PAUSED",
     "HISTORY_PRUNE_FAILED",
     "HISTORY_RESUMED",
@@ -96,8 +98,10 @@ RESULT_NOT_KEPT = "result_not_kept"
 PROGRESS_NOT_STORED = "progress_not_stored"
 # Level error. The call of `on_failure` can never be stored. The message fails without it.
 FAILURE_NOT_REPORTED = "failure_not_reported"
-# Level warning, once for each name. The app has no task and no raw handler for the message.
+# Level warning, once for each name. The app has no task and no raw handler for the message, which is released.
 UNKNOWN_TASK = "unknown_task"
+# Level warning, once for each task. The arguments of a call do not fit the signature. The message is released.
+ARGUMENTS_REFUSED = "arguments_refused"
 
 # -- a worker's life ---------------------------------------------------------------------------------------------------
 
@@ -159,6 +163,8 @@ DURATION_S = "duration_s"
 OUTCOME = "outcome"
 ERROR_TYPE = "error_type"
 ERROR = "error"
+# What to do.
+HINT = "hint"
 # These two are present only if there is a span.
 TRACE_ID = "trace_id"
 SPAN_ID = "span_id"

@@ -86,6 +86,7 @@ def backend_url(given: str | None) -> str:
     url = given or setting("url")
     if not url:
         raise UsageError(
-            'no backend URL is set: pass one to Tasks("file://./spool"), set QWORKER_URL, or set url in [tool.qworker]'
+            'no backend URL is set: pass one to Tasks("file://./spool"), set tasks.url before the first call, set'
+            " QWORKER_URL, or set url in [tool.qworker]"
         )
     return url

@@ -140,12 +140,13 @@ class Signature:
 
     def fits(self, count: int) -> bool:
         """Return whether a call with this number of positional arguments, and no other ones, fits."""
-        return self._fits((None,) * count, {}) or self._binds(count)
+        return self.accepts((None,) * count, {})
 
-    def _binds(self, count: int) -> bool:
+    def accepts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether a call has all arguments that are needed and no other ones, whatever their values are."""
         try:
-            self._signature.bind(*range(count))
-        except TypeError:
+            self.check(args, kwargs)
+        except InvalidArguments:
             return False
         return True
 

@@ -28,7 +28,18 @@ from qworker.names import to_message_id
 from qworker.signature import Signature
 from qworker.validation import check_text
 
-__all__ = ["RAW_HANDLERS", "Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions"]
+__all__ = [
+    "RAW_HANDLERS",
+    "App",
+    "Call",
+    "ConfiguredTask",
+    "Handler",
+    "Job",
+    "RawHandler",
+    "Task",
+    "TaskOptions",
+    "configured",
+]
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -51,7 +62,52 @@ class App(JobApp, Protocol):
 
     def _check_results(self, task: str) -> None: ...
 
-    def _use_url(self, url: str) -> None: ...
+
+class Checker(Protocol):
+    """The part of a signature that calls use."""
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise `InvalidArguments` if the arguments of a call do not fit."""
+        ...
+
+
+class Callee(Protocol):
+    """What a call needs to know of its task, whether this process has its function or not."""
+
+    @property
+    def app(self) -> App:
+        """The app whose backend takes its calls."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name of the task in envelopes."""
+        ...
+
+    @property
+    def options(self) -> TaskOptions:
+        """The options of the task."""
+        ...
+
+    @property
+    def signature(self) -> Checker:
+        """The check of arguments."""
+        ...
+
+    @property
+    def encoder(self) -> EnvelopeEncoder:
+        """The encoder of its envelopes."""
+        ...
+
+    @property
+    def publishing_hooks(self) -> Sequence[Hook]:
+        """The hooks that change its calls."""
+        ...
+
+    @property
+    def source(self) -> JobSource:
+        """What the jobs of its calls know of it."""
+        ...
 
 
 class Handler:
@@ -65,6 +121,7 @@ class Handler:
         signature: The parameters that a call must fill.
         takes_context: Whether the worker gives it a `Context` as its first argument.
         on_failure: The task that is enqueued when a message has failed permanently.
+        hooks: The hooks of its app and its own, the outermost first.
         runner: Runs its attempts. None: nothing runs around it, so the worker calls the function.
     """
 
@@ -77,16 +134,37 @@ class Handler:
         self.kind: Kind = kind_of(function, process=options.process)
         self.signature = Signature(function, Context, name)
         self.takes_context = self.signature.takes_injected
-        runner = AttemptRunner(
-            function, name, self.kind, self.takes_context, hooks=hooks, provided=self.signature.provided
-        )
-        self.runner: AttemptRunner | None = runner if runner.is_needed else None
+        self.hooks = tuple(hooks)
+        self.runner: AttemptRunner | None = self._create_runner()
         self.on_failure: Task[..., Any] | None = None
 
     @property
     def queue(self) -> str:
         """The queue whose messages it runs."""
         return self.options.queue
+
+    def _create_runner(self) -> AttemptRunner | None:
+        provided = self.signature.provided
+        runner = AttemptRunner(
+            self.function, self.name, self.kind, self.takes_context, hooks=self.hooks, provided=provided
+        )
+        return runner if runner.is_needed else None
+
+    def join(self, queue: str | None, hooks: Sequence[Hook]) -> None:
+        """Let it run in another app.
+
+        Args:
+            queue: The queue whose messages it runs there. None: unchanged.
+            hooks: The hooks of that app.
+
+        Raises:
+            UsageError: A hook does not fit the function.
+        """
+        if queue is not None:
+            self.options = msgspec.structs.replace(self.options, queue=queue)
+        if hooks:
+            self.hooks = (*hooks, *self.hooks)
+            self.runner = self._create_runner()
 
     def _context(self, message: Message) -> Context:
         """Create the context of a direct call, which has no lease."""
@@ -104,10 +182,18 @@ class RawHandler(Handler):
                 f"handler {self.name!r} must take a Message (and before it, if it wants one, a parameter annotated"
                 " Context)"
             )
+        self._show_to_processes()
+
+    def _show_to_processes(self) -> None:
         if self.runner is not None and self.kind == "process":
             # A child process finds it by the function's name.
-            registered: dict[str, RawHandler] = vars(function).setdefault(RAW_HANDLERS, {})
-            registered[options.queue] = self
+            registered: dict[str, RawHandler] = vars(self.function).setdefault(RAW_HANDLERS, {})
+            registered[self.queue] = self
+
+    def join(self, queue: str | None, hooks: Sequence[Hook]) -> None:
+        """Let it run in another app. See `Handler.join`."""
+        super().join(queue, hooks)
+        self._show_to_processes()
 
     def __call__(self, message: Message) -> Any:
         """Call the function."""
@@ -117,7 +203,11 @@ class RawHandler(Handler):
 
 
 class Task(Handler, OtherMethods, Generic[P, R_co]):
-    """A registered function. Call it directly, or enqueue a call of it."""
+    """A registered function. Call it directly, or enqueue a call of it.
+
+    Attributes:
+        app: The app whose backend takes its calls.
+    """
 
     def __init__(
         self, tasks: App, function: Callable[..., R_co], name: str, options: TaskOptions, hooks: Sequence[Hook] = ()
@@ -125,26 +215,41 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
         super().__init__(function, name, options, hooks)
         self.signature.check_json()
         self.publishing_hooks = publishing_hooks(hooks, self.kind)
-        self._tasks = tasks
+        self.app = tasks
         if options.result is not None:
             check_result_type(name, function)
             tasks._check_results(name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         self.encoder = EnvelopeEncoder(name)
         self.source = JobSource(tasks, name, function=function, result=options.result)
-        self._plain: ConfiguredTask[P, R_co] = ConfiguredTask(tasks, self, {}, result=options.result)
+        self._plain: ConfiguredTask[P, R_co] = ConfiguredTask(self, {})
         self.__doc__ = function.__doc__
         self.__name__ = name
         self.__module__ = function.__module__
         self.__wrapped__ = function
         self._show_signatures()
 
+    def move(self, app: App, name: str, queue: str | None, hooks: Sequence[Hook]) -> None:
+        """Let the task belong to another app. What `using` returned before follows.
+
+        Args:
+            app: The app.
+            name: The task's name there.
+            queue: Its queue there. None: unchanged.
+            hooks: The hooks of the app.
+
+        Raises:
+            UsageError: A hook does not fit the function.
+        """
+        self.app = app
+        self.name = self.__name__ = self.signature.name = name
+        self.encoder = EnvelopeEncoder(name)
+        self.join(queue, hooks)
+        self.publishing_hooks = publishing_hooks(self.hooks, self.kind)
+        self.source.app, self.source.task = app, name
+
     def belongs_to(self, tasks: object) -> bool:
         """Return whether its calls go to this app's backend."""
-        return self._tasks is tasks
-
-    def use_url(self, url: str) -> None:
-        """Let the app of the task use this URL, in a child process that has imported the app without it."""
-        self._tasks._use_url(url)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        return self.app is tasks
 
     def _show_signatures(self) -> None:
         """Let `inspect.signature` show the parameters of a call for the task and its methods."""
@@ -237,7 +342,7 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
             InvalidName: The id is empty.
         """
         # The call can have its own `result=`, which its message knows.
-        source = JobSource(self._tasks, self.name, function=self.function)
+        source = JobSource(self.app, self.name, function=self.function)
         return Job(to_message_id(check_text("id", id)), self.queue if queue is None else queue, None, source)
 
     @exact_options
@@ -275,45 +380,47 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
             UsageError: There is a hold and no id, or an option has the wrong type or is out of range.
         """
         fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
-        if id is not None and fields["id"] != id:
-            headers = {**(headers or {}), ORIGINAL_ID: id}
-        kept = self.options.result if isinstance(result, msgspec.UnsetType) else result
-        if kept is not None:
-            kept = check_result(kept)
+        if result is not None and result is not msgspec.UNSET:
+            result = check_result(result)
             check_result_type(self.name, self.function)
-            self._tasks._check_results(self.name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        return ConfiguredTask(self._tasks, self, fields, queue=queue, headers=headers, result=kept)
+            self.app._check_results(self.name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        return configured(self, fields, given_id=id, queue=queue, headers=headers, result=result)
 
 
 class ConfiguredTask(OtherMethods, Generic[P, R_co]):
     """A task with options for its calls. `Task.using` creates it."""
 
-    __slots__ = ("_draft", "_headers", "_options", "_queue", "_source", "_task", "_tasks")
+    __slots__ = ("_draft", "_given_queue", "_headers", "_options", "_result", "_returns", "_task")
 
     def __init__(
         self,
-        tasks: App,
-        task: Task[P, R_co],
+        task: Callee,
         draft: Mapping[str, Any],
         *,
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
-        result: float | None = None,
+        result: float | msgspec.UnsetType | None = msgspec.UNSET,
+        returns: Any = Any,
     ) -> None:
-        self._tasks = tasks
         self._task = task
+        own = task.source.result
+        self._result = own if result is msgspec.UNSET else result
         # A caller that does not know the task reads the option from the message.
-        self._options = None if result is None and task.options.result is None else CallOptions(result=result)
-        self._source = task.source
-        if result != task.options.result:
-            self._source = JobSource(tasks, task.name, function=task.function, result=result)
+        is_plain = self._result is msgspec.UNSET or (self._result is None and own is None)
+        self._options = None if is_plain else CallOptions(result=self._result)
+        self._returns = returns
         self._draft = dict(draft)
         if task.options.priority:
             self._draft.setdefault("priority", task.options.priority)
         if task.options.hold and "id" in self._draft:
             self._draft.setdefault("hold", task.options.hold)
-        self._queue = queue if queue is not None else task.options.queue
+        self._given_queue = queue
         self._headers = dict(headers or {})
+
+    @property
+    def _queue(self) -> str:
+        # The task's own can change until its app is included in another one.
+        return self._task.options.queue if self._given_queue is None else self._given_queue
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return a call for `Tasks.enqueue_many`. See `Task.call`."""
@@ -323,14 +430,17 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
             return self._make_call(args, kwargs, None if span is None else span.get_span_context())
 
     def _make_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], span_context: Any = None) -> Call:
-        call = Call(self._queue, self._make_draft(args, kwargs), span_context, self._source)
+        source = self._task.source
+        if self._result != source.result or self._returns is not Any:
+            source = source.changed(self._result, self._returns)
+        call = Call(self._queue, self._make_draft(args, kwargs), span_context, source)
         hooks = self._task.publishing_hooks
         return run_publishing(hooks, call) if hooks else call
 
     def _make_draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
         task.signature.check(args, kwargs)
-        headers = self._tasks._collect_headers(self._headers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        headers = task.app._collect_headers(self._headers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         body = task.encoder.encode(args, kwargs, headers, self._options)
         if len(body) > _LARGE_BODY:
             _log.warning(
@@ -364,13 +474,39 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         with send_span(self._queue, self._task.name) as span:
             # In this thread, because header sources and hooks may read its context.
             call = self._make_call(args, kwargs)
-            _run_sync = self._tasks._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            _run_sync = self._task.app._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             return _run_sync(self._publish(call, span), instead="`await task.enqueue(...)`")
 
     async def _publish(self, call: Call, span: Any) -> Job[Any]:
-        backend = await self._tasks.backend()
+        backend = await self._task.app.backend()
         (message_id,) = await backend.publish(call.queue, (call.draft,))
         if span is not None:
             size = len(call.draft.body)
             span.set_attributes({"messaging.message.id": message_id, "messaging.message.body.size": size})
         return call.job(message_id)
+
+
+def configured(
+    task: Callee,
+    fields: Mapping[str, Any],
+    *,
+    given_id: str | None = None,
+    queue: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    result: float | msgspec.UnsetType | None = msgspec.UNSET,
+    returns: Any = Any,
+) -> ConfiguredTask[Any, Any]:
+    """Return a task with checked options for its calls.
+
+    Args:
+        task: The task.
+        fields: What `call_options` returned.
+        given_id: The id as the caller gave it. If the message has another one, a header keeps it.
+        queue: A queue to use instead of the task's own.
+        headers: Texts by name that are stored with the call.
+        result: Seconds for which the result is kept. None: it is not kept. Unset: the task's own option counts.
+        returns: The type of the result. Any: the task's own.
+    """
+    if given_id is not None and fields["id"] != given_id:
+        headers = {**(headers or {}), ORIGINAL_ID: given_id}
+    return ConfiguredTask(task, fields, queue=queue, headers=headers, result=result, returns=returns)

@@ -17,7 +17,7 @@ from qworker.app import Tasks
 from qworker.errors import AppImportError, UsageError
 from qworker.streams import ERROR_STREAM
 
-__all__ = ["load_app"]
+__all__ = ["import_tasks", "load_app"]
 
 # Stores and threads need these modules of the standard library. The modules of an app can have the same names.
 _NEEDED = ("grp", "pwd", "queue", "resource")
@@ -47,9 +47,23 @@ def load_app(place: str, url: str | None = None) -> Tasks:
         raise AppImportError(
             f"{place!r} is a {type(found).__name__}, not a qworker.Tasks: name the `Tasks(...)` object"
         )
+    found._loaded_from = module_name, path  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     if url is not None:
         found.url = url
     return found
+
+
+def import_tasks(tasks: Tasks) -> None:
+    """Import the modules that the app names with `imports=`, in their order.
+
+    Raises:
+        AppImportError: One of them does not exist, or its import raised.
+    """
+    # A module may add some: it includes another app.
+    done: set[str] = set()
+    while missing := [name for name in tasks.imports if name not in done]:
+        done.add(missing[0])
+        _import(missing[0])
 
 
 def _is_app(found: object) -> TypeGuard[Tasks]:

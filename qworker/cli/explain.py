@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from qworker.app import Tasks
-from qworker.cli.app_loader import load_app
+from qworker.cli.app_loader import import_tasks, load_app
 from qworker.cli.history import event_line
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
 from qworker.cli.output import echo, print_json, to_json_data
@@ -37,6 +37,9 @@ def command(url: str, queue: str, id: str, app: str | None, full: bool, json: bo
       qworker explain file://./spool thumbs 20261121071038_123456789_4242_host-7f3a9b21 --full
     """
     tasks = None if app is None else load_app(app)
+    if tasks is not None:
+        # It says what workers do.
+        import_tasks(tasks)
     found = run(_explain(url, queue, id, tasks))
     if json:
         message = None if found.stored is None else to_json_data(found.stored)

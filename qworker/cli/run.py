@@ -12,7 +12,7 @@ import structlog
 
 from qworker.app import Tasks
 from qworker.backend.registry import open_backend
-from qworker.cli.app_loader import load_app
+from qworker.cli.app_loader import import_tasks, load_app
 from qworker.cli.options import Command, duration_type, url_option
 from qworker.errors import UsageError
 from qworker.health.address import parse_address
@@ -239,6 +239,7 @@ def command(
 def _loaded(app: str, url: str | None) -> Tasks:
     """Return the app. Warn if its store is a new directory and the folder of the app has one with the same name."""
     tasks = load_app(app, url)
+    import_tasks(tasks)
     parsed = BackendURL.parse(tasks.url)
     directory = open_backend(tasks.url).directory if parsed.is_relative else None
     module = getattr(sys.modules[app.partition(":")[0]], "__file__", None)

@@ -6,12 +6,14 @@ import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Coroutine
+from datetime import timedelta
 from typing import Any
 
 from qworker.definition.parameters import can_be_json
 from qworker.errors import UsageError
+from qworker.validation import shown
 
-__all__ = ["check_result_type", "result_type"]
+__all__ = ["check_result_type", "check_returns", "result_type"]
 
 
 def result_type(function: Any) -> Any:
@@ -31,6 +33,22 @@ def check_result_type(name: str, function: Any) -> None:
         raise UsageError(
             f"task {name!r}: no JSON value can become {inspect.formatannotation(returns)}, the annotation of its"
             " result: return what JSON can hold, or leave out result="
+        )
+
+
+def check_returns(name: str, returns: Any) -> None:
+    """Check the type that a caller gives for the result of a task.
+
+    Raises:
+        UsageError: No JSON value can become it.
+    """
+    if isinstance(returns, (int, float, timedelta)):
+        raise UsageError(
+            f"task {name!r}: result= is a type here (got {shown(returns)}): write .using(result=...) for the time"
+        )
+    if not can_be_json(returns):
+        raise UsageError(
+            f"task {name!r}: no JSON value can become {inspect.formatannotation(returns)}: give result= another type"
         )
 
 

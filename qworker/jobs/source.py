@@ -102,6 +102,18 @@ class JobSource:
             self._returns, self._function = result_type(self._function), None
         return self._returns
 
+    def changed(self, result: float | msgspec.UnsetType | None, returns: Any) -> JobSource:
+        """Return what the jobs of calls with other options know.
+
+        Args:
+            result: Seconds for which their results are kept. None: they are not. Unset: it is not known.
+            returns: The type of their results. Any: the same as here.
+        """
+        other = JobSource(self.app, self.task, function=self._function, returns=self._returns, result=result)
+        if returns is not Any:
+            other._returns, other._function = returns, None
+        return other
+
     def check_kept(self, opened: Opened | None = None) -> None:
         """Check that results are kept.
 

@@ -55,6 +55,11 @@ class CodeSchedule:
         except UsageError as error:
             raise UsageError(f"schedule {self.name!r}: {error}") from error
 
+    def rename(self, name: str) -> None:
+        """Change the name, because another app includes that of the task, which may also change the queue."""
+        self.name = name
+        vars(self).pop("definition", None)
+
     @property
     def queue(self) -> str:
         """The queue of its calls."""

@@ -66,11 +66,31 @@ class Schedules:
         Raises:
             UsageError: Its name is already used.
         """
-        if schedule.name in self.in_code:
-            raise UsageError(
-                f"the schedule name {schedule.name!r} is already used: give one of them another name (name=...)"
-            )
+        self._check_free(schedule.name)
         self.in_code[schedule.name] = schedule
+
+    def include(self, other: Schedules, prefix: str) -> None:
+        """Take the schedules in the code of another app, whose tasks come here too.
+
+        Args:
+            other: The schedules of that app. It has none afterwards.
+            prefix: What their names begin with here.
+
+        Raises:
+            UsageError: A name is already used. Nothing is changed.
+        """
+        moved = {prefix + name: schedule for name, schedule in other.in_code.items()}
+        for name in moved:
+            check_name(name)
+            self._check_free(name)
+        for name, schedule in moved.items():
+            schedule.rename(name)
+        self.in_code.update(moved)
+        other.in_code = {}
+
+    def _check_free(self, name: str) -> None:
+        if name in self.in_code:
+            raise UsageError(f"the schedule name {name!r} is already used: give one of them another name (name=...)")
 
     # -- one schedule ------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,11 +22,6 @@ from qworker.worker import Worker, WorkerCounts, WorkerOptions
 from qworker.worker.delivery import Delivery, Outcome
 
 __all__ = ["EnqueuedCall", "enqueued_calls", "in_memory", "run_until_idle"]
-
-# The attribute of a backend in memory with the function that refuses drafts.
-_REFUSAL = "_refuse_as_own"
-
-_Refusal = Callable[[Sequence[Draft]], None]
 
 
 class EnqueuedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,74 +61,62 @@ def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
     """Replace the backend of an app by empty queues in memory inside the block.
 
     Drafts that the backend of the app's own URL refuses, such as a priority in a directory, are refused too. That
-    backend is not opened.
+    backend is not opened. The URL can also be set inside the block, before the first call.
 
     Args:
         tasks: The app.
         clock: The clock of the queues. With a `FakeClock` the test decides when delays are over.
     """
-    # This is the URL that the app was given, without the settings of the environment.
-    url = tasks._url  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    before, making = tasks.clock, vars(tasks).get("_make_backend")
-    refuse = _refusal_of(tasks, clock)
-    memory = f"memory://testing-{secrets.token_hex(8)}"
-
-    def make() -> Backend:
-        backend = open_backend(memory, clock=clock)
-        return backend if refuse is None else _refusing(backend, refuse)
-
-    since = tasks.schedules.since
-    tasks.clock = clock
+    # The calls of an app that is included in another one go to that app's store.
+    app = tasks._destination().app  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    since = app.schedules.since
     # So that a test can advance its clock to a tick before it runs the first worker.
-    tasks.schedules.since = clock.time()
-    tasks.url = memory
-    vars(tasks)["_make_backend"] = make
+    app.schedules.since = clock.time()
     try:
-        yield tasks
+        with app._replaced_store(_MemoryStore(app, clock), clock):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            yield tasks
     finally:
-        tasks.clock = before
-        tasks.schedules.since = since
-        tasks.url = url
-        if making is None:
-            del vars(tasks)["_make_backend"]
-        else:
-            vars(tasks)["_make_backend"] = making
+        app.schedules.since = since
 
 
-def _refusal_of(tasks: Tasks, clock: Clock) -> _Refusal | None:
-    """Return the function that refuses drafts as the app's own store does, or None if the store is not known here."""
-    try:
-        own = tasks._make_backend()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    except UsageError:
-        # No URL is set in the tests, or the backend's driver is not installed.
-        return None
-    # The app already uses queues in memory: `in_memory` is nested.
-    outer: _Refusal | None = vars(own).get(_REFUSAL)
-    if outer is not None:
-        return outer
-    scheme, takes_id = own.describe().partition(":")[0], getattr(own, "takes_id", None)
+class _MemoryStore:
+    """The store in memory of an app in tests."""
 
-    def refuse(drafts: Sequence[Draft]) -> None:
-        refuse_unsupported(scheme, own.deviations, drafts, takes_id=takes_id, now=clock.time())
+    def __init__(self, tasks: Tasks, clock: Clock) -> None:
+        self.url = f"memory://testing-{secrets.token_hex(8)}"
+        self._tasks = tasks
+        self._clock = clock
 
-    return refuse
+    def create(self) -> Backend:
+        """Create the backend. Before each publish it refuses what the app's own store refuses."""
+        backend = open_backend(self.url, clock=self._clock)
+        publish = backend.publish
+        # An app factory may set the app's URL after the test has put the memory in its place.
+        own = self._own_store()
 
+        async def checked(queue: str, drafts: Sequence[Draft]) -> list[str]:
+            if own is not None:
+                scheme, takes_id = own.describe().partition(":")[0], getattr(own, "takes_id", None)
+                refuse_unsupported(scheme, own.deviations, drafts, takes_id=takes_id, now=self._clock.time())
+            return await publish(queue, drafts)
 
-def _refusing(backend: Backend, refuse: _Refusal) -> Backend:
-    publish = backend.publish
+        vars(backend)["publish"] = checked
+        return backend
 
-    async def checked(queue: str, drafts: Sequence[Draft]) -> list[str]:
-        refuse(drafts)
-        return await publish(queue, drafts)
-
-    vars(backend).update({"publish": checked, _REFUSAL: refuse})
-    return backend
+    def _own_store(self) -> Backend | None:
+        """Return a backend of the app's own URL, which is not opened. None: the store is not known here."""
+        try:
+            return self._tasks._make_own_backend()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        except UsageError:
+            # No URL is set in the tests, or the backend's driver is not installed.
+            return None
 
 
 async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures: bool = False) -> WorkerCounts:
     """Run a worker in this process until no message is ready or leased in the app's queues. Delayed messages stay.
 
-    In code without an event loop, use `asyncio.run(run_until_idle(tasks))`.
+    In code without an event loop, use `asyncio.run(run_until_idle(tasks))`. Arguments that do not fit the signature
+    fail immediately, whatever `Tasks(unknown_for=...)` is.
 
     Args:
         tasks: The app.
@@ -154,7 +137,12 @@ async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures
     worker = Worker(tasks, WorkerOptions(burst=True, concurrency=concurrency))
     failures = _Failures()
     worker.observers.append(failures)
-    await worker.run()
+    # No deploy runs here.
+    patience, tasks.unknown_for = tasks.unknown_for, 0.0
+    try:
+        await worker.run()
+    finally:
+        tasks.unknown_for = patience
     if raise_failures and failures.first is not None:
         raise failures.first
     return worker.counts

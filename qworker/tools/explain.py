@@ -13,6 +13,7 @@ import msgspec
 from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
+from qworker.cell import Cell, CellOp
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
@@ -24,6 +25,8 @@ from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
 from qworker.names import counted, id_forms
 from qworker.parcel import unpack
+from qworker.refusal import MISFITS, refused_since
+from qworker.signature import Signature
 from qworker.tick import TICK_HEADER, TickOf, read_tick_header, tick_of_id
 
 __all__ = ["Code", "Explanation", "Reason", "explain"]
@@ -128,7 +131,7 @@ async def explain(
         if stored.message.deaths:
             reasons.append(Reason("suspect", _suspicion(stored.message.deaths)))
         if tasks is not None:
-            reasons += _by_app(stored, tasks)
+            reasons += await _by_app(backend, stored, tasks)
     reasons += _tick(_tick_of(stored))
     reasons += held
     return Explanation(message_id, queue, stored.state, reasons, stored, history, error)
@@ -307,7 +310,7 @@ def _suspicion(deaths: int) -> str:
     return f"{what} killed the process or lost the lease, so workers run it in a child process"
 
 
-def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
+async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list[Reason]:
     queue = stored.message.queue
     found: list[Reason] = []
     if queue not in tasks.queue_names():
@@ -318,15 +321,20 @@ def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
         )
     opened = open_envelope(unpack(stored.message).body)
     if isinstance(opened, Envelope) and opened.task in tasks.registered_tasks:
+        signature = tasks[opened.task].signature
         try:
-            tasks[opened.task].signature.convert(opened.args, opened.kwargs)
+            signature.convert(opened.args, opened.kwargs)
         except InvalidArguments as error:
-            found.append(Reason("bad-arguments", f"it will fail permanently: {error}"))
+            if tasks.unknown_for and not signature.accepts(opened.args, opened.kwargs):
+                found.append(await _misfit(backend, stored, tasks.unknown_for, signature, error))
+            else:
+                found.append(Reason("bad-arguments", f"it will fail permanently: {error}"))
     elif queue in tasks.raw_handlers and not (isinstance(opened, tuple) and opened[0] in tasks.registered_tasks):
         return found
     elif isinstance(opened, Envelope):
         known = ", ".join(sorted(tasks.registered_tasks)) or "none"
-        found.append(Reason("unknown-task", f"the app does not register the task {opened.task!r}: it has {known}"))
+        text = f"no worker of this app knows task {opened.task}: it is released and stays in the queue"
+        found.append(Reason("unknown-task", f"{text}; the app has {known}"))
     elif opened is not None:
         found.append(
             Reason("invalid-envelope", f"it names the task {opened[0]!r}, but its envelope is not valid: {opened[1]}")
@@ -336,6 +344,23 @@ def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
             Reason("no-handler", f"its body is not a call of a task, and the app has no raw handler for {queue}")
         )
     return found
+
+
+async def _misfit(
+    backend: Backend, stored: StoredMessage, patience: float, signature: Signature, error: InvalidArguments
+) -> Reason:
+    """Explain a call whose arguments do not fit the signature."""
+    message = stored.message
+    since = None
+    if "cells" not in backend.deviations:
+        (reply,) = await backend.cells(message.queue, [CellOp("get", Cell(MISFITS, message.id))])
+        since = refused_since(reply.cell)
+    until = f"for {patience:g} s after its first refusal" if since is None else f"until{_time(since + patience)}"
+    return Reason(
+        "bad-arguments",
+        f"its arguments do not fit {signature.name}({', '.join(signature.parameters)}): {error.__cause__ or error};"
+        f" it is retried {until}, because a deploy may be running",
+    )
 
 
 def _times(count: int) -> str:

@@ -27,6 +27,7 @@ class _Executor(Protocol):
     def prepare(self, delivery: Delivery) -> bool: ...
     def is_suspect(self, delivery: Delivery) -> bool: ...
     async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None: ...
+    async def decide_misfit(self, delivery: Delivery) -> None: ...
     async def report_failure(self, delivery: Delivery) -> None: ...
 
 
@@ -137,6 +138,8 @@ class Consumers:
             await executor.run(delivery, task)
             if task.cancelling():
                 await _clear_pending_cancellations(task)
+        elif delivery.settlement is None:
+            await executor.decide_misfit(delivery)
         if delivery.unreported:
             await executor.report_failure(delivery)
         if delivery.settlement is not None:

@@ -28,12 +28,19 @@ from qworker.task import Handler
 from qworker.worker.delivery import Delivery, expiry_margin
 from qworker.worker.failure_reports import FailureReports
 from qworker.worker.job_records import JobRecords
+from qworker.worker.misfits import Misfits
+from qworker.worker.releases import Releases
 from qworker.worker.state import WorkerState
 
 __all__ = ["Executor", "Runner"]
 
-# Seconds until a message can be leased again whose task is unknown here, or whose child process cannot start the app.
+# Seconds until a message can be leased again whose child process cannot start the app.
 _RELEASE_DELAY = 10.0
+_UNKNOWN_HINT = (
+    "if another app shares this queue, give each app its own queue (queue=...);"
+    " otherwise import the module that has the task, such as with Tasks(imports=...)"
+)
+_MISFIT_HINT = "it is tried again for a time (Tasks(unknown_for=...)), because a deploy may be running"
 # The limit of logged names, because names come from outside.
 _MOST_WARNINGS = 1000
 
@@ -66,6 +73,9 @@ class Executor:
         self._draw = state.draw
         self._log = state.log
         self._warned: set[str] = set()
+        self._events = state.events
+        self._releases = Releases(state.draw)
+        self._misfits = Misfits(state)
         self._counts_deaths = "deaths" not in state.backend.deviations
         self._records = state.records
         self._can_isolate = "isolated" in runners
@@ -75,7 +85,10 @@ class Executor:
     # -- before ------------------------------------------------------------------------------------------------------
 
     def prepare(self, delivery: Delivery) -> bool:
-        """Resolve and validate. Return False if no handler is to run: then the settlement is decided."""
+        """Resolve and validate. Return False if no handler is to run.
+
+        Then the settlement is decided. Without one, the arguments do not fit: `decide_misfit` decides.
+        """
         try:
             return self._resolve(delivery) and self._has_tries_left(delivery)
         except BaseException as problem:  # noqa: BLE001 - an annotation's own code, a body that no memory is left for
@@ -129,19 +142,47 @@ class Executor:
             delivery.args, delivery.kwargs = task.signature.convert(envelope.args, envelope.kwargs)
         except InvalidArguments as error:
             delivery.error = error
-            delivery.fail(str(error), "arguments")
+            if not self._tasks.unknown_for or task.signature.accepts(envelope.args, envelope.kwargs):
+                delivery.fail(str(error), "arguments")
+            # Otherwise the other version of the app may have enqueued it: `decide_misfit` decides.
             return False
         return True
 
+    async def decide_misfit(self, delivery: Delivery) -> None:
+        """Release a call whose arguments do not fit the signature, or fail it if it was refused for long enough."""
+        self._warn_of_misfit(delivery)
+        is_over = await self._misfits.is_over(delivery)
+        if delivery.cancel_reason is not None:
+            self._decide_cancelled(delivery, delivery.cancel_reason)
+        elif is_over:
+            delivery.fail(str(delivery.error), "arguments")
+        else:
+            self._leave_to_others(delivery)
+
+    def _warn_of_misfit(self, delivery: Delivery) -> None:
+        key = f"{delivery.task}()"
+        if key not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(key)
+            fields = {events.ERROR: str(delivery.error), events.HINT: _MISFIT_HINT}
+            self._log.warning(events.ARGUMENTS_REFUSED, **delivery.fields(), **fields)
+
     def _unknown(self, delivery: Delivery) -> bool:
-        """Release it: another release of the app may know it."""
+        """Release it: another app, or another version of this one, may know it."""
         queue = delivery.lease.message.queue
         name = delivery.task or f"(no envelope on {queue})"
         if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(name)
-            self._log.warning(events.UNKNOWN_TASK, **{events.TASK: printable(delivery.task), events.QUEUE: queue})
-        delivery.settle(SettleAction.RELEASE, delay=_RELEASE_DELAY)
+            fields = {events.TASK: printable(delivery.task), events.QUEUE: queue, events.HINT: _UNKNOWN_HINT}
+            self._log.warning(events.UNKNOWN_TASK, **fields)
+        self._leave_to_others(delivery)
         return False
+
+    def _leave_to_others(self, delivery: Delivery) -> None:
+        message = delivery.lease.message
+        delay, pause = self._releases.next(message.queue, message.id, self._clock.monotonic())
+        delivery.settle(SettleAction.RELEASE, delay=delay)
+        if pause:
+            self._events.message_offered(message.queue, pause)
 
     def _has_tries_left(self, delivery: Delivery) -> bool:
         tries = delivery.lease.message.tries

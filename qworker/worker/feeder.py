@@ -54,6 +54,8 @@ class Feeder:
         self._in_vain = 0
         # The queues whose last lease failed. Others can still work.
         self._failing: set[str] = set()
+        # The queues that are left to others, and until when, in seconds of the event loop.
+        self._left: dict[str, float] = {}
 
     def stop(self) -> None:
         """Lease nothing more, and end a wait for messages at once."""
@@ -70,6 +72,14 @@ class Feeder:
         if self._waiting is not None and not self._interrupted:
             self._interrupted = True
             self._waiting.cancel()
+
+    def stay_away(self, queue: str, seconds: float) -> None:
+        """Lease nothing from a queue for some time, because another worker is to lease first."""
+        until = asyncio.get_running_loop().time() + seconds
+        if queue not in self._left:
+            # The wait that is going on would lease from it.
+            self.interrupt()
+        self._left[queue] = max(until, self._left.get(queue, until))
 
     async def run(self) -> None:
         """Lease until stopped, or until a burst is over."""
@@ -97,6 +107,9 @@ class Feeder:
             self._wake.clear()
             await self._wake.wait()
             return True
+        if self._left and not self._return_to_queues():
+            await self._pause(self._until_return())
+            return True
         began = self._clock.monotonic()
         waited = not self._more
         leases = await self._lease_within(room) if waited else await self._lease(room)
@@ -115,6 +128,16 @@ class Feeder:
             return await self._backend.lease(self._queues[0], room, self._visibility)
         return await self._lease_fairly(room)
 
+    def _return_to_queues(self) -> bool:
+        """Lease again from the queues that were left for long enough. Return whether there is a queue to lease from."""
+        now = asyncio.get_running_loop().time()
+        self._left = {queue: until for queue, until in self._left.items() if until > now}
+        return len(self._left) < len(self._queues)
+
+    def _until_return(self) -> float:
+        """Return the seconds until the first queue is leased from again."""
+        return max(0.0, min(self._left.values()) - asyncio.get_running_loop().time())
+
     async def _lease_fairly(self, room: int) -> list[Lease]:
         """Lease an equal share of each queue first, then the rest from the queues that have more."""
         share = max(1, room // len(self._queues))
@@ -126,6 +149,8 @@ class Feeder:
                 break
             queue = self._queues[0]
             self._queues.rotate(-1)
+            if queue in self._left:
+                continue
             found = await self._try(queue, wanted, leases)
             if found == wanted:
                 having_more.append(queue)
@@ -154,11 +179,16 @@ class Feeder:
             queue = self._queues[0]
             return await self._interruptible(self._backend.lease(queue, room, self._visibility, timeout)) or []
         # A queue that refuses to lease may report at once that it has something: it is tried after each other wait.
-        well = [queue for queue in self._queues if queue not in self._failing] or list(self._queues)
+        here = [queue for queue in self._queues if queue not in self._left]
+        well = [queue for queue in here if queue not in self._failing] or here
+        if self._left:
+            timeout = min(timeout, self._until_return())
         await self._interruptible(self._backend.wait(well, timeout))
         # The next turn leases, because the capacity may have changed.
         self._more = True
-        return await self._lease_fairly(self._capacity()) if not self._stopped else []
+        if self._stopped or (self._left and not self._return_to_queues()):
+            return []
+        return await self._lease_fairly(self._capacity())
 
     async def _interruptible(self, waiting: Awaitable[T]) -> T | None:
         # Every message to an idle worker passes here: a cancel scope would cost as much as the rest of the turn.

@@ -15,7 +15,7 @@ from qworker.worker.consumers import Consumers
 from qworker.worker.delivery import Delivery
 from qworker.worker.executor import Executor, Runner
 from qworker.worker.feeder import Feeder
-from qworker.worker.handlers.process_runner import ProcessRunner, app_place, app_url, process_limit
+from qworker.worker.handlers.process_runner import ProcessRunner, app_place, process_limit
 from qworker.worker.handlers.thread_runner import ThreadRunner
 from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.reaper import Reaper
@@ -44,17 +44,15 @@ class WorkerLoops:
         state.records.bind()
         concurrency = state.options.concurrency
         self.threads = ThreadRunner(concurrency, state.providers)
-        self.processes = ProcessRunner(
-            process_limit(concurrency), state.clock, state.records.report, url=app_url(state.app)
-        )
+        place = app_place(state.app)
+        self.processes = ProcessRunner(process_limit(concurrency), state.clock, state.records.report, place)
         runners: dict[str, Runner] = {"thread": self.threads, "process": self.processes}
         self.isolated_processes: ProcessRunner | None = None
-        place = app_place(state.app)
         if place is None:
             state.log.warning(events.ISOLATION_DISABLED, **{events.ERROR: _NOT_IMPORTABLE})
         else:
             runners["isolated"] = self.isolated_processes = ProcessRunner(
-                state.options.isolated, state.clock, state.records.report, place
+                state.options.isolated, state.clock, state.records.report, place, isolated=True
             )
         self.lease_extender = LeaseExtender(state)
         self.settler = Settler(state, self.lease_extender.stop_extending)
@@ -185,6 +183,10 @@ class WorkerLoops:
         if state.suspects:
             state.suspects &= state.held
         self.feeder.wake()
+
+    def message_offered(self, queue: str, seconds: float) -> None:
+        """Leave the queue to the others."""
+        self.feeder.stay_away(queue, seconds)
 
     def message_isolated(self, delivery: Delivery) -> None:
         """Run the handler in a process of suspects, and lease another message for its consumer."""

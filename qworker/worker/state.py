@@ -55,6 +55,10 @@ class WorkerEvents(Protocol):
         """Report that some leases have ended."""
         ...
 
+    def message_offered(self, queue: str, seconds: float) -> None:
+        """Report that a message of this queue is for another worker, which is to lease it within these seconds."""
+        ...
+
     def message_isolated(self, delivery: Delivery) -> None:
         """Report that the handler of a message must run in a process of suspects."""
         ...

@@ -435,7 +435,8 @@ def test_written_by_31528ec_each_body_opens_as_it_did(row: dict[str, Any]) -> No
     body = base64.b64decode(row["body"])
     found = open_envelope(body)
     if isinstance(found, Envelope):
-        assert msgspec.to_builtins(found) == row["opens"]
+        # That release had no options of a call.
+        assert msgspec.to_builtins(found) == {**row["opens"], "options": None}
     elif found is not None:
         assert {"damaged": found[0]} == row["opens"]
     else:

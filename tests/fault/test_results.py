@@ -17,6 +17,7 @@ from qworker.cell import Cell, CellOp
 from qworker.message import Query, State
 from tests.support.depth import DEPTH
 from tests.support.job_app import tasks
+from tests.support.waiting import let_pass
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
@@ -40,7 +41,7 @@ async def test_every_message_that_was_acked_has_its_result_although_workers_are_
     workers = [start(url), start(url)]
     try:
         for _ in range(KILLS):
-            await asyncio.sleep(draw.uniform(0.8, 1.6))
+            await let_pass(draw.uniform(0.8, 1.6))
             victim = draw.randrange(2)
             workers[victim].kill()
             workers[victim].wait()

@@ -12,6 +12,7 @@ from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
+from qworker_file.names import parse_delay
 from tests.interop.fsq_peer import PATIENCE, Fsq
 
 QUEUE = "work"
@@ -72,11 +73,17 @@ async def test_fsq_runs_retries_and_finishes_suspects(backend: Backend, peer: Fs
         assert len(died) == 2
         assert await backend.settle(died) == []
     await backend.reap(QUEUE)
-    # fsq runs what is in queue/. A lease that is released leaves it there.
+    # fsq runs what is in queue/. A message with tries that is released is in delay/, and due: an operator moves it.
     leases = await backend.lease(QUEUE, 2, 30.0)
     assert await backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases]) == []
     assert [lease.message.deaths for lease in leases] == [3, 3]
-    assert len(list((tmp_path / "spool" / QUEUE / "queue").glob("*_0003*"))) == 2
+    directory = tmp_path / "spool" / QUEUE
+    released = list((directory / "delay").glob("*_0003*"))
+    assert len(released) == 2
+    for file in released:
+        parsed = parse_delay(file.name)
+        assert parsed is not None
+        file.rename(directory / "queue" / parsed[1])
     out = tmp_path / "out"
     fail = 'test "$FSQ_ITEM_TRIES" -gt 3 || grep -q finished body || exit 111'
     script = f'cd {tmp_path}; cat > body; echo "$(cat body) $((10#$FSQ_ITEM_TRIES))" >> {out}; {fail}'

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import time
 
 from qworker import Context, Tasks
 from qworker.retry import Backoff
+from tests.support.waiting import block_for, work_for
 
 __all__ = ["tasks"]
 
@@ -28,13 +27,13 @@ def add_thread(n: int) -> int:
 
 @tasks.task(result=3600, max_tries=1000, backoff=_AT_ONCE)
 async def pause_async(n: int) -> int:
-    await asyncio.sleep(0.3)
+    await work_for(0.3)
     return n + 1
 
 
 @tasks.task(result=3600, max_tries=1000, backoff=_AT_ONCE)
 def pause_thread(n: int) -> int:
-    time.sleep(0.3)
+    block_for(0.3)
     return n + 1
 
 
@@ -86,10 +85,10 @@ async def suspect_parent(context: Context, child: str, n: int) -> int:
 def walk_process(context: Context) -> int:
     for number in range(1, 4):
         context.progress(number, 3, data={"pid": os.getpid()})
-        time.sleep(0.7)
+        block_for(0.7)
     return os.getpid()
 
 
 @tasks.task(result=60, process=True)
 def sleep_process() -> None:
-    time.sleep(60)
+    block_for(60)

@@ -21,6 +21,7 @@ from qworker import (
     Hook,
     Job,
     Message,
+    NamedTask,
     Progress,
     Status,
     Task,
@@ -233,3 +234,10 @@ def registering(function: Callable[[int], None], task: Task[[int], None]) -> Non
     tasks.raw_handler(function)  # type: ignore[call-arg, arg-type]
     Tasks(url=5)  # type: ignore[arg-type]
     task.call("1")  # type: ignore[arg-type]
+
+
+named = plain.named("mail.count", queue="mail", result=int)
+assert_type(named, NamedTask[int])
+assert_type(named.using(delay=60), NamedTask[int])
+assert_type(plain.named("mail.send"), NamedTask[Any])
+plain.include(Tasks(), prefix="lib.", queue="lib")

@@ -17,6 +17,7 @@ from qworker.jobs.source import JobSource
 from qworker.message import Selection
 from qworker.testing import FakeClock
 from qworker.worker.cancel_repair import CancelRepair
+from tests.support.waiting import block_for, give_turns, work_for
 from tests.support.worker_state import make_state
 from tests.unit.test_jobs import redis, run_all, tasks, url, working
 
@@ -73,7 +74,7 @@ async def test_a_running_handler_is_stopped_within_a_moment(tasks, kind):
     async def wait() -> None:
         started.append("")
         try:
-            await asyncio.sleep(60)
+            await work_for(60)
         except asyncio.CancelledError:
             stopped.append(time.monotonic())
             raise
@@ -83,19 +84,19 @@ async def test_a_running_handler_is_stopped_within_a_moment(tasks, kind):
         started.append("")
         until = time.monotonic() + 60
         while not context.cancelled() and time.monotonic() < until:
-            time.sleep(0.01)
+            block_for(0.01)
         stopped.append(time.monotonic())
 
     job = await (wait if kind == "async" else wait_in_thread).enqueue()
     async with working(tasks, concurrency=2):
         while not started:
-            await asyncio.sleep(0.01)
+            await give_turns()
         began = time.monotonic()
         assert await job.cancel() == "running"
         with pytest.raises(JobCancelled):
             await job.result(timeout=10)
         while not stopped:
-            await asyncio.sleep(0.01)
+            await give_turns()
     # 1.5 s on a machine that is not busy.
     assert stopped[0] - began < 4
     assert (await job.status()).code == "cancelled"

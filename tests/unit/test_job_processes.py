@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 from qworker import Tasks
 from qworker.errors import JobCancelled
 from tests.support.job_app import tasks as job_app
+from tests.support.waiting import let_pass
 from tests.unit.test_jobs import working
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +23,9 @@ KINDS = ("async", "thread", "process")
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[Tasks]:
-    job_app.url = f"file://{tmp_path}/spool?sync=off"
+    job_app._replace_url(f"file://{tmp_path}/spool?sync=off")
     yield job_app
-    job_app.url = None
+    job_app._replace_url(None)
 
 
 @pytest.mark.parametrize("parent", KINDS)
@@ -52,7 +52,7 @@ async def test_a_process_whose_job_is_cancelled_is_killed(app):
     async with working(app, concurrency=1):
         job = await app["sleep_process"].enqueue()
         while (await job.status()).state != "leased":
-            await asyncio.sleep(0.02)
+            await let_pass(0.02)
         began = time.monotonic()
         assert await job.cancel() == "running"
         with pytest.raises(JobCancelled):

@@ -28,6 +28,7 @@ from qworker.errors import (
 from qworker.message import Selection, SettleAction, Settlement
 from qworker.worker import Worker, WorkerOptions
 from tests.support.servers import RedisServer, free_port
+from tests.support.waiting import work_for
 
 _names = itertools.count()
 _dbs = itertools.count()
@@ -157,7 +158,7 @@ async def test_a_failed_job_raises_its_error_with_its_traceback(tasks):
 async def test_a_failure_says_why_by_its_code(tasks):
     @tasks.task(result=60, max_tries=1, timeout=0.05)
     async def slow() -> None:
-        await asyncio.sleep(60)
+        await work_for(60)
 
     @tasks.task(result=60)
     async def strict(number: int) -> None: ...
@@ -426,7 +427,7 @@ async def test_progress_is_followed_to_the_end_of_the_job(tasks, kind, result):
         for number in range(1, 4):
             report(context, number)
             while not seen.acquire(blocking=False):
-                await asyncio.sleep(0.01)
+                await work_for(0.01)
 
     @tasks.task(result=result)
     def walk_in_thread(context: Context) -> None:

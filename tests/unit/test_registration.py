@@ -289,14 +289,10 @@ def test_what_cannot_be_run_as_a_handler_is_refused_at_registration(tasks, funct
     assert not tasks.raw_handlers
 
 
-def test_a_task_is_registered_once_and_by_its_own_app(tasks):
+def test_a_function_becomes_a_task_once(tasks):
     task = tasks.task(plain)
     assert refusal(lambda: tasks.task(task)) == "@tasks.task: 'plain' is already a task: decorate a function once"
     assert "is already a task" in refusal(lambda: tasks.raw_handler()(task))
-    other = Tasks("memory://other")
-    assert "belongs to another app" in refusal(lambda: other.register(task))
-    assert "takes a task (got <function plain" in refusal(lambda: other.register(plain))
-    assert not other.registered_tasks
 
 
 async def test_instances_partials_and_bound_methods_are_handlers(tasks):

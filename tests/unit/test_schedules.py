@@ -120,6 +120,12 @@ def needs_path(path: str) -> None: ...
 def takes_number(number: int) -> None: ...
 
 
+def needs_path_not() -> None: ...
+
+
+def takes_number_or_none() -> None: ...
+
+
 @pytest.mark.parametrize(
     ("decorate", "handler", "text"),
     [
@@ -178,6 +184,41 @@ def test_two_schedules_with_one_name_are_refused() -> None:
         tasks.cron("0 7 * * *")(daily)
     tasks.cron("0 7 * * *", name="morning")(daily)
     assert sorted(tasks.schedules.in_code) == ["daily", "morning"]
+
+
+async def test_the_schedules_of_an_app_that_is_included_tick_in_the_other_app(
+    qworker_memory: Callable[[Tasks], Tasks], qworker_clock: FakeClock
+) -> None:
+    library, app = Tasks(), Tasks("file:./spool")
+    got: list[str] = []
+
+    @library.every(60, name="other", args=("b",))
+    @library.every(60)
+    @library.task
+    def note(kind: str = "a") -> None:
+        got.append(kind)
+
+    app.include(library, prefix="lib.", queue="q")
+    library.every(60, name="late", args=("c",))(note)
+    assert library.schedules is app.schedules
+    assert sorted(app.schedules.in_code) == ["lib.late", "lib.note", "lib.other"]
+    qworker_memory(app)
+    await run_until_idle(app)
+    qworker_clock.advance(60)
+    await run_until_idle(app)
+    assert sorted(got) == ["a", "b", "c"]
+    assert {(row.name, row.queue, row.task) for row in await library.schedules.list()} == {
+        (name, "q", "lib.note") for name in ("lib.late", "lib.note", "lib.other")
+    }
+
+
+def test_an_app_whose_schedule_has_a_name_that_is_used_is_not_included() -> None:
+    library, app = Tasks(), Tasks()
+    library.every(60, name="a")(library.task(needs_path_not))
+    app.every(60, name="a")(app.task(takes_number_or_none))
+    with pytest.raises(UsageError, match=r"^the schedule name 'a' is already used"):
+        app.include(library)
+    assert list(library.registered_tasks) == ["needs_path_not"]
 
 
 def test_a_schedule_below_the_task_is_refused() -> None:

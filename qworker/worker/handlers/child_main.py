@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import runpy
 import signal
@@ -36,7 +37,7 @@ from qworker.jobs.records import Progress
 from qworker.kit.linux import set_parent_death_signal
 from qworker.message import Lease, Message
 from qworker.signature import Signature
-from qworker.task import RAW_HANDLERS, Handler, Task
+from qworker.task import RAW_HANDLERS, Handler
 from qworker.worker.handlers.parent_link import ParentLink, receive_frame
 
 __all__ = [
@@ -69,10 +70,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     # The arguments of `logs.configure`, if the parent has called it.
     logging: tuple[bool | None, str] | None
     parent: int
-    # Where an isolated handler's app is: the module, the name in it, and the URL. None: functions are found by name.
+    # Where the app is: the module, the name in it, and the URL. None: no other process can import it.
     app: tuple[str, str, str | None] | None = None
-    # The URL of the app, for handlers that enqueue or wait: an app factory may have set it late in the parent.
-    url: str | None = None
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,7 +237,7 @@ def main(descriptor: int) -> None:
         setup = receive_setup(parent)
         if setup is None:
             return
-        handlers = Handlers(setup.main, setup.logging, setup.url)
+        handlers = Handlers(setup.main, setup.logging, setup.app)
         providers = WorkerProviders(log_provider)
         link = ParentLink(parent, RunRequest)
         try:
@@ -368,12 +367,24 @@ class Found(NamedTuple):
 
 
 class Handlers:
-    """Functions by module and name. The parent's script is run once, under another name than `__main__`."""
+    """The app, and functions by module and name. The parent's script is run once, under another name than `__main__`.
 
-    def __init__(self, main_path: str | None, logging: tuple[bool | None, str] | None, url: str | None = None) -> None:
+    Args:
+        main_path: The parent's script.
+        logging: See `ChildSetup`.
+        app: See `ChildSetup`.
+    """
+
+    def __init__(
+        self,
+        main_path: str | None,
+        logging: tuple[bool | None, str] | None,
+        app: tuple[str, str, str | None] | None,
+    ) -> None:
         self._main_path = main_path
         self._logging = logging
-        self._url = url
+        self._place = app
+        self._app: Any = None
         self._main: SimpleNamespace | None = None
         self._known: dict[tuple[str, str, str | None], Found] = {}
 
@@ -399,14 +410,28 @@ class Handlers:
         """Import a module, or the parent's script."""
         return self._script() if name == "__main__" else importlib.import_module(name)
 
+    def app(self) -> Any:
+        """Import the app as the parent did, with the modules that it names, and give it the parent's URL."""
+        if self._app is None and self._place is not None:
+            module, name, url = self._place
+            app: Any = self.module(module)
+            for part in name.split("."):
+                app = getattr(app, part)
+            # It calls the store of the parent, also if a factory has set the URL there, or the command line has.
+            app._replace_url(url)  # noqa: SLF001
+            for imported in app.imports:
+                importlib.import_module(imported)
+            self._app = app
+        return self._app
+
     def _find(self, module: str, qualname: str, raw_queue: str | None) -> Found:
+        if self._place is not None and _is_importable(self._place[0], module):
+            self.app()
         target: Any = self.module(module)
         for part in qualname.split("."):
             target = getattr(target, part)
         if raw_queue is not None:
             target = getattr(target, RAW_HANDLERS, {}).get(raw_queue, target)
-        if isinstance(target, Task) and self._url is not None:
-            target.use_url(self._url)
         if isinstance(target, Handler):
             return Found(target.function, target.signature, target.runner)
         signature = Signature(target, Context)
@@ -419,3 +444,15 @@ class Handlers:
                 raise UsageError("process=True needs a handler in an importable module: move it to a module")
             self._main = SimpleNamespace(**runpy.run_path(self._main_path, run_name="__qworker_child__"))
         return self._main
+
+
+def _is_importable(app_module: str, module: str) -> bool:
+    """Return whether the app of a handler in `module` can be imported here."""
+    if app_module == "__main__":
+        # A script that only starts a worker must not be run here.
+        return module == app_module
+    try:
+        return importlib.util.find_spec(app_module) is not None
+    except (ImportError, ValueError):
+        # The parent has loaded it in another way than by its name.
+        return False

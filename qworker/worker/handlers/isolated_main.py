@@ -50,7 +50,7 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(parent: socket.socket, setup: ChildSetup) -> None:
-    handlers = Handlers(setup.main, setup.logging)
+    handlers = Handlers(setup.main, setup.logging, setup.app)
     link = ParentLink(parent, RunRequest)
     request = await asyncio.to_thread(link.next_request)
     while request is not None:
@@ -76,10 +76,7 @@ async def _serve(parent: socket.socket, setup: ChildSetup) -> None:
 
 
 def _load(handlers: Handlers, setup: ChildSetup) -> Tasks:
-    assert setup.app is not None
-    module, name, url = setup.app
-    app: Tasks = getattr(handlers.module(module), name)
-    app.url = url
+    app: Tasks = handlers.app()
     if setup.logging is not None:
         logs.show_standard_logging(*setup.logging)
     return app

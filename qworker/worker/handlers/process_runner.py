@@ -32,7 +32,7 @@ from qworker.worker.delivery import Delivery
 from qworker.worker.handlers.child_main import ChildSetup, RunReply, RunRequest
 from qworker.worker.handlers.parent_link import LENGTH, STOPPING, to_frame
 
-__all__ = ["ProcessRunner", "app_place", "app_url", "check_importable", "process_limit"]
+__all__ = ["ProcessRunner", "app_place", "check_importable", "process_limit"]
 
 # Not `-m`: the child must look for modules where its parent does.
 _START = "import sys; sys.path[:] = sys.argv[2:]; from qworker.worker.handlers.{} import main; main(int(sys.argv[1]))"
@@ -85,10 +85,9 @@ def _flags() -> list[str]:
 class HandlerProcess:
     """One process and the parent's end of its socket."""
 
-    def __init__(self, app: tuple[str, str, str | None] | None = None, url: str | None = None) -> None:
+    def __init__(self, app: tuple[str, str, str | None] | None = None, *, isolated: bool = False) -> None:
         self._app = app
-        self._url = url
-        start = _START.format("child_main" if app is None else "isolated_main")
+        start = _START.format("isolated_main" if isolated else "child_main")
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -119,9 +118,7 @@ class HandlerProcess:
         """
         loop = asyncio.get_running_loop()
         if not self._set_up:
-            setup = ChildSetup(
-                main=_main_path(), logging=logs.configured(), parent=os.getpid(), app=self._app, url=self._url
-            )
+            setup = ChildSetup(main=_main_path(), logging=logs.configured(), parent=os.getpid(), app=self._app)
             await self._send(setup)
             self._set_up = True
         if stopping():
@@ -260,8 +257,8 @@ class ProcessRunner:
         limit: Maximum number of processes.
         clock: The clock of the leases.
         report: Takes the progress of a handler.
-        app: For processes of suspects: the module of the app, its name there, and its URL. None: for `process=True`.
-        url: The URL of the app, for `process=True`. None: it is not known.
+        app: The module of the app, its name there, and its URL. None: no other process can import it.
+        isolated: Whether it runs suspects, with handlers of every kind.
     """
 
     def __init__(
@@ -270,12 +267,13 @@ class ProcessRunner:
         clock: Clock,
         report: Callable[[Delivery, Progress], None],
         app: tuple[str, str, str | None] | None = None,
-        url: str | None = None,
+        *,
+        isolated: bool = False,
     ) -> None:
         self.report = report
         self._clock = clock
         self._app = app
-        self._url = url
+        self._isolated = isolated
         self._slots = asyncio.Semaphore(limit)
         # Handlers that continue after a wait without a place of their own. The next places that end are theirs.
         self._overdrawn = 0
@@ -384,7 +382,7 @@ class ProcessRunner:
             if child.alive():
                 return child
             child.hang_up()
-        return HandlerProcess(self._app, self._url)
+        return HandlerProcess(self._app, isolated=self._isolated)
 
     async def _died(self, child: HandlerProcess) -> BaseException:
         self._ending.append(child)
@@ -421,16 +419,12 @@ def process_limit(concurrency: int) -> int:
     return min(concurrency, len(os.sched_getaffinity(0)))
 
 
-def app_url(app: Tasks) -> str | None:
-    """Return the URL of an app, or None if it has none."""
-    try:
-        return app.url
-    except UsageError:
-        return None
-
-
 def app_place(app: Tasks) -> tuple[str, str, str | None] | None:
     """Return the module of an app, its name there and its URL, or None if no other process can import it."""
+    # The same module as the command line, because an import may complete the app: a factory, or `include`.
+    loaded_from = app._loaded_from  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if loaded_from is not None:
+        return *loaded_from, app.url
     for module_name, module in list(sys.modules.items()):
         if module_name == "__main__" and _main_path() is None:
             continue
