@@ -7,6 +7,7 @@ Context       what a handler can know about its own attempt: annotate the first 
 Retry         raise it in a handler to run the message again later
 Fail          raise it in a handler to keep the message as failed
 Backoff       the delays of a task's retries
+Schedule      a call and its times, for `tasks.schedules.sync`
 Job           an enqueued call: `await job.result()`, `job.status()`, `job.progress()`, `job.cancel()`
 Status        what is known about a job at one moment
 Progress      what a handler has reported with `context.progress(...)`
@@ -51,6 +52,7 @@ from qworker.jobs.status import Status
 from qworker.message import Draft, Message, State
 from qworker.named_task import NamedTask
 from qworker.retry import Backoff
+from qworker.schedules.schedule import Schedule
 from qworker.task import Task
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "Progress",
     "QworkerError",
     "Retry",
+    "Schedule",
     "State",
     "Status",
     "Task",

@@ -35,6 +35,9 @@ from qworker.named_task import NamedTask
 from qworker.names import check_existing_queue
 from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
+from qworker.schedules.code import CodeSchedule, check_scheme
+from qworker.schedules.control import Schedules
+from qworker.schedules.schedule import CatchUp, Overlap
 from qworker.settings import backend_url
 from qworker.task import RawHandler, Task, TaskOptions
 from qworker.validation import check_headers, check_seconds, check_text, shown
@@ -52,6 +55,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+AnyTask = TypeVar("AnyTask", bound=Task[..., Any])
 
 # `enqueue_many` publishes this many at a time, so that a generator of a million calls needs no memory for them.
 _BATCH = 1000
@@ -126,6 +130,7 @@ class Tasks(Generic[State]):
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
+        self._schedules = Schedules(self)
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = weakref.WeakKeyDictionary()
         # The last backend that was used. Each call needs it, and most apps have a single loop.
         self._latest: _LoopBackend | None = None
@@ -223,6 +228,91 @@ class Tasks(Generic[State]):
         return decorator if function is None else decorator(function)
 
     @exact_options
+    def cron(
+        self,
+        expression: str,
+        *,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        tz: str = "UTC",
+        catch_up: CatchUp = "latest",
+        overlap: Overlap = "allow",
+    ) -> Callable[[AnyTask], AnyTask]:
+        """Let the workers enqueue a call of a task at the times of a cron expression. Write it above `@tasks.task`.
+
+        A task can have several schedules. Each tick is enqueued once, however many workers there are.
+
+        Args:
+            expression: The minute, hour, day of the month, month and day of the week, or 6 fields with the seconds
+                first.
+            name: The name of the schedule. The default is the task's name.
+            args: The arguments of the calls.
+            tz: The time zone of the expression.
+            catch_up: What happens with the ticks that no worker was there for: `latest` runs the last of them, `all`
+                runs at most 100, `none` runs none. Ticks that are missed for longer than 20 periods, or for a day,
+                never run.
+            overlap: `skip`: a tick is skipped while the call of an earlier one waits or runs.
+
+        Raises:
+            UsageError: An option is not valid, or the name is already used.
+            NotSupported: The backend of the app's URL does not support schedules.
+        """
+
+        def register(task: AnyTask) -> AnyTask:
+            options = {"cron": expression, "tz": tz, "catch_up": catch_up, "overlap": overlap}
+            self._add_schedule(CodeSchedule(task, "@tasks.cron", self._schedule_name(name), args, options))
+            return task
+
+        return register
+
+    @exact_options
+    def every(
+        self,
+        seconds: float | timedelta,
+        *,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        catch_up: CatchUp = "latest",
+        overlap: Overlap = "allow",
+    ) -> Callable[[AnyTask], AnyTask]:
+        """Let the workers enqueue a call of a task at an interval. Write it above `@tasks.task`.
+
+        Args:
+            seconds: Whole seconds between two ticks, at least 1, or a timedelta. Ticks are its multiples since the
+                epoch, so a restart never shifts them.
+            name: See `cron`.
+            args: See `cron`.
+            catch_up: See `cron`.
+            overlap: See `cron`.
+
+        Raises:
+            UsageError: An option is not valid, or the name is already used.
+            NotSupported: The backend of the app's URL does not support schedules.
+        """
+
+        def register(task: AnyTask) -> AnyTask:
+            options = {"every": seconds, "catch_up": catch_up, "overlap": overlap}
+            self._add_schedule(CodeSchedule(task, "@tasks.every", self._schedule_name(name), args, options))
+            return task
+
+        return register
+
+    def _schedule_name(self, name: str | None) -> str | None:
+        # That of the task has the prefix already.
+        return name if name is None else self._destination().prefix + check_text("name", name)
+
+    def _add_schedule(self, schedule: CodeSchedule) -> None:
+        url = self._destination().app._url  # noqa: SLF001
+        if url is not None:
+            check_scheme(url)
+        self.schedules.add(schedule)
+
+    @property
+    def schedules(self) -> Schedules:
+        """Puts, removes, pauses and lists schedules."""
+        return self._destination().app._schedules  # noqa: SLF001
+
+    @exact_options
     def raw_handler(
         self,
         *,
@@ -278,14 +368,14 @@ class Tasks(Generic[State]):
 
     @exact_options
     def include(self, other: Tasks[Any], *, prefix: str = "", queue: str | None = None) -> None:
-        """Move the tasks and raw handlers of another app, such as a library's, to this one.
+        """Move the tasks, schedules and raw handlers of another app, such as a library's, to this one.
 
         Their calls go to this app's backend, also through `other` and its `using`. What is registered with `other`
         later comes here too, and its `imports` do. Its URL and `unknown_for` do not count any more.
 
         Args:
             other: The app. It can have neither a lifespan nor header sources.
-            prefix: What their names begin with here, such as `lib.`.
+            prefix: What their names begin with here, such as `lib.`, and those of schedules in the code.
             queue: Their queue here. None: each keeps its own.
 
         Raises:
@@ -305,6 +395,9 @@ class Tasks(Generic[State]):
         for name, task in zip(names, moved, strict=True):
             if task.options.result is not None:
                 there.app._check_results(name)  # noqa: SLF001
+        if other._schedules.in_code and there.app._url is not None:  # noqa: SLF001
+            check_scheme(there.app._url)  # noqa: SLF001
+        there.app._schedules.include(other._schedules, there.prefix + prefix)  # noqa: SLF001
         there.app.imports += tuple(name for name in other.imports if name not in there.app.imports)
         other.registered_tasks, other.raw_handlers = {}, {}
         other._inclusion = Inclusion(self, prefix, queue, names[0] if names else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -14,6 +15,7 @@ from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.errors import LeaseLost
 from qworker.jobs.records import Progress, check_progress
 from qworker.message import Lease, Message
+from qworker.tick import TICK_HEADER, read_tick_header
 
 __all__ = ["AttemptControl", "CancelReason", "Context", "Stopping"]
 
@@ -177,6 +179,13 @@ class Context(Generic[State_co]):
     def attempt(self) -> int:
         """The number of this attempt. The first one is 1."""
         return self.message.tries + 1
+
+    @property
+    def tick(self) -> datetime | None:
+        """The moment of its schedule, in the time zone of the schedule. None: the call is not of a schedule."""
+        text = self.headers.get(TICK_HEADER)
+        tick = None if text is None else read_tick_header(text)
+        return None if tick is None else tick.moment
 
     @property
     def log(self) -> Any:

@@ -103,6 +103,7 @@ class _Parts(msgspec.Struct, omit_defaults=True):
     args: msgspec.Raw
     kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     headers: dict[str, str] = {}
+    options: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 def add_headers(body: bytes, headers: Mapping[str, str]) -> bytes:

@@ -10,6 +10,7 @@ __all__ = ["EXTRAS", "not_installed"]
 EXTRAS = {
     "redis": "redis",
     "hiredis": "redis",
+    "cronsim": "cron",
     "uvloop": "fast",
     "starlette": "http",
     "h11": "http",

@@ -44,10 +44,13 @@ __all__ = [
     "QUEUE_UNUSABLE",
     "REMOVAL_FAILED",
     "RESULT_NOT_KEPT",
+    "SCHEDULE_SUPERSEDED",
+    "SCHEDULE_UNUSABLE",
     "SETTLEMENT_ABANDONED",
     "SETTLEMENT_DELAYED",
     "SPAN_ID",
     "TASK",
+    "TICKS_MISSED",
     "TOKEN",
     "TRACE_ID",
     "TRIES",
@@ -126,6 +129,17 @@ REMOVAL_FAILED = "removal_failed"
 # Level error, once for each file. A file of a directory queue cannot be leased, because it cannot be opened, read or
 # moved. The worker tries it again after growing pauses. Fields: queue, file, reason.
 MESSAGE_BLOCKED = "message_blocked"
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+
+# Level warning, once for each schedule. A newer `qworker run` has another definition for the name, and this worker
+# ticks by that one. Fields: schedule, definition, ticks_by.
+SCHEDULE_SUPERSEDED = "schedule_superseded"
+# Level error, once for each schedule. It does not tick here, for example because its time zone is not known here.
+# Fields: schedule, error.
+SCHEDULE_UNUSABLE = "schedule_unusable"
+# Level info. Ticks of a schedule were missed or skipped and are not enqueued. Fields: schedule, missed, enqueued.
+TICKS_MISSED = "ticks_missed"
 
 # -- the history -------------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ class ReapRounds:
         names: A function that returns the names of all queues.
         clock: The clock that decides which queues are in use.
         on_lost: Called with a queue and the lost leases that were named there.
+        on_time: Called after each reap with the store's time in it, and the seconds that the reap took.
 
     Attributes:
         failing: The queues whose last reaping failed, each with its error.
@@ -47,11 +48,13 @@ class ReapRounds:
         names: Callable[[], Awaitable[Sequence[str]]],
         clock: Clock = SYSTEM_CLOCK,
         on_lost: Callable[[str, Sequence[LostLease]], None] | None = None,
+        on_time: Callable[[float, float], None] | None = None,
     ) -> None:
         self._backend = backend
         self._names = names
         self._clock = clock
         self._on_lost = on_lost
+        self._on_time = on_time
         # Monotonic seconds of the last use.
         self._used: dict[str, float] = {}
         # The idle queues that this turn has not reached yet.
@@ -94,7 +97,10 @@ class ReapRounds:
 
     async def _reap(self, queue: str) -> None:
         try:
+            began = self._clock.monotonic()
             result = await self._backend.reap(queue)
+            if self._on_time is not None:
+                self._on_time(result.now, self._clock.monotonic() - began)
             if result.lost and self._on_lost is not None:
                 self._on_lost(queue, result.lost)
             if result.returned:

@@ -53,6 +53,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "explain": "qworker.cli.explain:command",
         "job": "qworker.cli.job:command",
         "history": "qworker.cli.history:command",
+        "schedules": "qworker.cli.schedules:command",
         "doctor": "qworker.cli.doctor:command",
         "bench": "qworker.cli.bench:command",
     },
@@ -97,9 +98,8 @@ class _Commands(Group):
         **dict.fromkeys(("install", "make", "init"), "did you mean create?"),
         **dict.fromkeys(("events", "log", "logs"), "did you mean history?"),
         **dict.fromkeys(("check", "ping"), "did you mean doctor?"),
-        **dict.fromkeys(
-            ("beat", "scheduler", "schedule", "cron"), "qworker has no scheduler: run `qworker enqueue` from cron"
-        ),
+        **dict.fromkeys(("scheduler", "schedule", "cron"), "did you mean schedules?"),
+        "beat": "qworker has no process for schedules: every worker enqueues their calls. Did you mean schedules?",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

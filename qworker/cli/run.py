@@ -19,6 +19,7 @@ from qworker.health.address import parse_address
 from qworker.kit.directory.missing import is_missing
 from qworker.names import check_existing_queue
 from qworker.supervisor.control_socket import control_client_from_env
+from qworker.supervisor.reexec import command_start
 from qworker.supervisor.run_settings import RunSettings
 from qworker.url import BackendURL, working_directory
 
@@ -78,6 +79,11 @@ def _worker_count(value: str) -> tuple[int, int]:
     "--wait-for-backend",
     is_flag=True,
     help="Wait if the backend cannot be reached at the start, instead of exiting with status 3.",
+)
+@click.option(
+    "--no-schedules",
+    is_flag=True,
+    help="Do not enqueue the calls of schedules in this worker. Their messages still run here.",
 )
 @click.option(
     "--reload", is_flag=True, help="Restart the worker when a Python file under the working directory changes."
@@ -153,6 +159,7 @@ def command(
     workers: tuple[int, int],
     burst: bool,
     wait_for_backend: bool,
+    no_schedules: bool,
     reload: bool,
     shutdown_timeout: float,
     visibility_timeout: float,
@@ -200,6 +207,8 @@ def command(
         workers=workers,
         burst=burst,
         wait_for_backend=wait_for_backend,
+        schedules=not no_schedules,
+        started=command_start(),
         reload=reload,
         shutdown_timeout=shutdown_timeout,
         visibility=visibility_timeout,

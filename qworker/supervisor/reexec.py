@@ -9,17 +9,29 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from types import FrameType
 from typing import NoReturn
 
 from qworker.streams import flush_all
 
-__all__ = ["DRAIN_SIGNALS", "command_line", "deliver_signals", "hold_signals", "is_replacement", "replace_process"]
+__all__ = [
+    "COMMAND_START",
+    "DRAIN_SIGNALS",
+    "command_line",
+    "command_start",
+    "deliver_signals",
+    "hold_signals",
+    "is_replacement",
+    "replace_process",
+]
 
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HELD = {*DRAIN_SIGNALS, signal.SIGTSTP, signal.SIGUSR1}
 # Set when this process replaces another one.
 _REPLACES_PROCESS = "QWORKER_REPLACES_PROCESS"
+# The monotonic time at which the command started. All processes of a machine have the same monotonic clock.
+COMMAND_START = "QWORKER_COMMAND_START"
 
 
 def command_line() -> list[str]:
@@ -55,14 +67,26 @@ def is_replacement() -> bool:
     return os.environ.pop(_REPLACES_PROCESS, None) is not None
 
 
-def replace_process(*, worked: bool = False) -> NoReturn:
+def command_start() -> float:
+    """Return the monotonic seconds at which the command started whose process this is, or which it replaces."""
+    # Removed from the environment: a qworker that a handler starts is a command of its own.
+    try:
+        return float(os.environ.pop(COMMAND_START, ""))
+    except ValueError:
+        return time.monotonic()
+
+
+def replace_process(*, worked: bool = False, started: float | None = None) -> NoReturn:
     """Start again. Threads end here, and descriptors close unless they are inheritable.
 
     Args:
         worked: Whether this process has reached its backend. Then the next one waits if the backend is unavailable.
+        started: The start of the command, which stays that of the next process. None: the next one is a new start.
     """
     if worked:
         os.environ[_REPLACES_PROCESS] = "1"
+    if started is not None:
+        os.environ[COMMAND_START] = repr(started)
     hold_signals()
     flush_all()
     os.execv(sys.executable, command_line())

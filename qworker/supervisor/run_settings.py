@@ -33,6 +33,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     burst: bool = False
     # Whether to wait for a backend that cannot be reached at the start.
     wait_for_backend: bool = False
+    # Whether the workers enqueue the calls of schedules.
+    schedules: bool = True
+    # Monotonic seconds at which the command started. None: when a worker starts.
+    started: float | None = None
     reload: bool = False
     # Seconds that running handlers get after the first signal.
     shutdown_timeout: float = 30.0

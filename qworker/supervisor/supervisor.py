@@ -147,7 +147,9 @@ class Supervisor:
         self._resize()
         for slot in self._slots:
             if slot.process is None and not slot.finished and now >= slot.not_before:
-                slot.process = WorkerProcess(loop, self._now, self._on_ready, self._fleet.add_report)
+                slot.process = WorkerProcess(
+                    loop, self._now, self._on_ready, self._fleet.add_report, self._settings.started
+                )
                 self._log.info("worker_process_started", slot=slot.number, pid=slot.process.pid)
 
     def _resize(self) -> None:

@@ -110,7 +110,8 @@ def _run(
             outlet.keep_across_exec()
         if control is not None:
             control.keep_across_exec()
-        replace_process(worked=True)
+        # With new source, it decides what a schedule is.
+        replace_process(worked=True, started=None if settings.reload else settings.started)
     return ExitStatus.CLEAN if end is _ExitReason.FINISHED else ExitStatus.DRAIN_TIMED_OUT
 
 
@@ -259,6 +260,8 @@ def _options(settings: RunSettings) -> WorkerOptions:
         burst=settings.burst,
         max_messages=settings.max_messages,
         isolated=settings.isolated,
+        schedules=settings.schedules,
+        started=settings.started,
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from qworker.health.worker_report import WorkerReport
 from qworker.retry import Backoff
 from qworker.supervisor.control_socket import CONTROL_FD, Line, WorkerCommand, WorkerReady
-from qworker.supervisor.reexec import command_line
+from qworker.supervisor.reexec import COMMAND_START, command_line
 
 __all__ = ["Slot", "WorkerProcess"]
 
@@ -23,6 +23,10 @@ __all__ = ["Slot", "WorkerProcess"]
 _STABLE_S = 1.0
 _LONG_S = 5.0
 _BACKOFF = Backoff(initial=0.5, maximum=30.0)
+
+
+def _start(started: float | None) -> dict[str, str]:
+    return {} if started is None else {COMMAND_START: repr(started)}
 
 
 class WorkerProcess:
@@ -37,12 +41,13 @@ class WorkerProcess:
         now: Callable[[], float],
         on_ready: Callable[[WorkerReady], None],
         on_report: Callable[[int, WorkerReport], None],
+        started: float | None = None,
     ) -> None:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
                 command_line(),
-                env={**os.environ, CONTROL_FD: str(theirs.fileno())},
+                env={**os.environ, **_start(started), CONTROL_FD: str(theirs.fileno())},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 process_group=0,

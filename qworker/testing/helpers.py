@@ -69,8 +69,14 @@ def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
     """
     # The calls of an app that is included in another one go to that app's store.
     app = tasks._destination().app  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    with app._replaced_store(_MemoryStore(app, clock), clock):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        yield tasks
+    since = app.schedules.since
+    # So that a test can advance its clock to a tick before it runs the first worker.
+    app.schedules.since = clock.time()
+    try:
+        with app._replaced_store(_MemoryStore(app, clock), clock):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            yield tasks
+    finally:
+        app.schedules.since = since
 
 
 class _MemoryStore:

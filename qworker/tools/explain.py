@@ -27,6 +27,7 @@ from qworker.names import counted, id_forms
 from qworker.parcel import unpack
 from qworker.refusal import MISFITS, refused_since
 from qworker.signature import Signature
+from qworker.tick import TICK_HEADER, TickOf, read_tick_header, tick_of_id
 
 __all__ = ["Code", "Explanation", "Reason", "explain"]
 
@@ -57,6 +58,7 @@ Code = Literal[
     "result",
     "held",
     "report",
+    "tick",
 ]
 
 
@@ -117,7 +119,10 @@ async def explain(
     held = [*await _hold(backend, queue, message_id, stored), *await _result(backend, queue, message_id)]
     if stored is None:
         reason = _gone(history[-1]) if history else _not_found(queue, await glance_at(backend, queue))
-        return Explanation(message_id, queue, None, [reason, *held, *unreadable], None, history, _told_error(history))
+        told = _tick(tick_of_id(message_id))
+        return Explanation(
+            message_id, queue, None, [reason, *told, *held, *unreadable], None, history, _told_error(history)
+        )
     error = stored.error
     if stored.state is not State.FAILED and stored.message.tries and "retry_errors" in backend.deviations:
         error = _told_error(history) or error
@@ -127,8 +132,24 @@ async def explain(
             reasons.append(Reason("suspect", _suspicion(stored.message.deaths)))
         if tasks is not None:
             reasons += await _by_app(backend, stored, tasks)
+    reasons += _tick(_tick_of(stored))
     reasons += held
     return Explanation(message_id, queue, stored.state, reasons, stored, history, error)
+
+
+def _tick_of(stored: StoredMessage) -> TickOf | None:
+    opened = open_envelope(unpack(stored.message).body)
+    header = opened.headers.get(TICK_HEADER) if isinstance(opened, Envelope) else None
+    return None if header is None else read_tick_header(header)
+
+
+def _tick(tick: TickOf | None) -> list[Reason]:
+    """Explain which tick of a schedule the message is, if it is one."""
+    if tick is None:
+        return []
+    seconds = f":{tick.moment:%S}" if tick.moment.second else ""
+    text = f"it is the tick {tick.moment:%Y-%m-%d %H:%M}{seconds} ({tick.tz}) of schedule {tick.schedule}"
+    return [Reason("tick", text)]
 
 
 def _told_error(history: list[Event]) -> str | None:

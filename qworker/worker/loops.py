@@ -9,6 +9,7 @@ from typing import Any
 from qworker import log_events as events
 from qworker.context import CancelReason
 from qworker.message import Lease, SettleAction
+from qworker.schedules.code import supports_schedules
 from qworker.worker.cancel_repair import CancelRepair
 from qworker.worker.consumers import Consumers
 from qworker.worker.delivery import Delivery
@@ -18,6 +19,7 @@ from qworker.worker.handlers.process_runner import ProcessRunner, app_place, pro
 from qworker.worker.handlers.thread_runner import ThreadRunner
 from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.reaper import Reaper
+from qworker.worker.scheduler import Scheduler
 from qworker.worker.settler import SENDERS, Settler
 from qworker.worker.state import WorkerState
 from qworker.worker.waits import Waits
@@ -62,6 +64,8 @@ class WorkerLoops:
         self.feeder = Feeder(state)
         self.reaper = Reaper(state)
         self.cancels = CancelRepair(state)
+        has_schedules = state.options.schedules and supports_schedules(state.backend.deviations)
+        self.scheduler = Scheduler(state) if has_schedules else None
 
     def background(self) -> list[Callable[[], Any]]:
         """Return the loops that run with the feeder and until the handlers have finished. None ends by itself."""
@@ -72,7 +76,20 @@ class WorkerLoops:
             self.consumers.watch,
             self.suspects.watch,
         ]
+        if self.scheduler is not None:
+            loops.append(self.scheduler.run)
         return [*[self.settler.run] * SENDERS, *loops]
+
+    async def before_leasing(self) -> None:
+        """Let a burst begin when the ticks that are due are enqueued: it ends when no message is left."""
+        if self.scheduler is not None and self.state.options.burst:
+            await self.scheduler.begun.wait()
+
+    def stop_leasing(self) -> None:
+        """Lease nothing more. Idempotent."""
+        self.feeder.stop()
+        if self.scheduler is not None:
+            self.scheduler.begun.set()
 
     def release_waiting(self) -> None:
         """Release the messages that have not started."""

@@ -1,6 +1,7 @@
 """The reaper: about once a second, expired leases and due messages of the worker's queues become ready again.
 
-From the same call it learns which leases of this worker are gone, and stops their handlers.
+From the same call it learns which leases of this worker are gone, and stops their handlers. The worker learns the
+store's time from it too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Reaper:
     def __init__(self, state: WorkerState) -> None:
         self._queues = state.queues
         self._held = state.held
-        self._rounds = ReapRounds(state.backend, self._names, state.clock, self._on_lost)
+        self._rounds = ReapRounds(state.backend, self._names, state.clock, self._on_lost, state.store_clock.take)
         self._names_losses = "lost_leases" not in state.backend.deviations
         self._outage = state.outage("reaper")
         self._draw = state.draw

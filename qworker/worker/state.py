@@ -18,6 +18,7 @@ from qworker.message import Lease
 from qworker.worker.delivery import Delivery, LeaseListener, Observer, WorkerCounts
 from qworker.worker.job_records import JobRecords
 from qworker.worker.outage import Outage
+from qworker.worker.store_clock import StoreClock
 from qworker.worker.worker_options import WorkerOptions
 
 __all__ = ["WorkerEvents", "WorkerState"]
@@ -100,6 +101,7 @@ class WorkerState:
         waiting: Handlers that wait for other jobs, without the suspects.
         waiting_suspects: Suspects whose handler waits for other jobs.
         events: The receiver of what happens in the loops.
+        store_clock: The store's time.
     """
 
     app: Tasks
@@ -126,9 +128,12 @@ class WorkerState:
     waiting_suspects: int = 0
     records: JobRecords = field(init=False)
     events: WorkerEvents = field(init=False)
+    store_clock: StoreClock = field(init=False)
 
     def __post_init__(self) -> None:
         """Create what is empty at the start."""
+        # The clock of the app: its backends have it too.
+        self.store_clock = StoreClock(self.app.clock)
         self.records = JobRecords(self.backend, self.clock, self.log)
         self.providers = WorkerProviders(self._log_provider)
 

@@ -3,7 +3,8 @@
     feeder ──► consumers ──► executor ──► settler ──► the store
     (lease)    (deque)       (handlers)   (batches)      ▲
            lease extender: extends, in a thread ─────────┤
-                   reaper: returns what has expired ─────┘
+                   reaper: returns what has expired ─────┤
+                scheduler: enqueues the calls of schedules
 
 Each loop is a module and does not know the others. `WorkerLoops` connects them. This module starts them, and stops them
 in order.
@@ -34,6 +35,7 @@ from qworker.errors import BackendError, UsageError
 from qworker.failed_call import check_holds
 from qworker.kit.task_groups import background_tasks
 from qworker.logs import WorkerLog
+from qworker.schedules.code import check_deviations
 from qworker.worker import telemetry
 from qworker.worker.delivery import Delivery, Observer, RunningMessage, WorkerCounts
 from qworker.worker.handlers.process_runner import check_importable
@@ -101,7 +103,7 @@ class Worker:
             self._draining = True
             self._log.info(events.WORKER_DRAINING, running=len(self.running_messages()))
             if self._loops is not None:
-                self._loops.feeder.stop()
+                self._loops.stop_leasing()
                 self._loops.notice_stopping()
 
     def cancel_handlers(self) -> None:
@@ -183,8 +185,11 @@ class Worker:
 
         Raises:
             BackendError: The store cannot be used, or none of the queues can be.
+            NotSupported: The code has schedules, and the store does not support them.
         """
         backend = await self._tasks.backend()
+        if self._options.schedules and self._tasks.schedules.in_code:
+            check_deviations(backend.describe().partition(":")[0], backend.deviations)
         if not self._has_queues:
             await self._create_queues(backend)
             self._has_queues = True
@@ -212,6 +217,7 @@ class Worker:
         finished = False
         try:
             async with background_tasks(*loops.background()):
+                await loops.before_leasing()
                 await loops.feeder.run()
                 finished = await self._finish(loops)
         finally:
@@ -240,7 +246,7 @@ class Worker:
         loops = self._loops = WorkerLoops(state)
         loops.lease_extender.start()
         if self._draining:
-            loops.feeder.stop()
+            loops.stop_leasing()
             loops.notice_stopping()
         file_system = file_system_of(backend)
         more: dict[str, str] = {}

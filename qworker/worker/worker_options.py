@@ -22,6 +22,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         burst: Whether to end when no message is ready or leased. The worker does not wait for delayed messages.
         max_messages: Number of messages after which the worker drains. None: no limit.
         isolated: Maximum number of processes for suspects: messages whose last attempt killed its process.
+        schedules: Whether the worker enqueues the calls of schedules, for all queues of the app.
+        started: Monotonic seconds at which its command started, of which other processes may be workers too. The newer
+            command decides what a schedule is. None: when the worker starts.
 
     Raises:
         UsageError: An option has the wrong type or is out of range.
@@ -34,6 +37,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     burst: bool = False
     max_messages: int | None = None
     isolated: int = 4
+    schedules: bool = True
+    started: float | None = None
 
     def __post_init__(self) -> None:
         for queue in self.queues or ():
@@ -44,5 +49,6 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, name, seconds)
         check_whole("isolated", self.isolated, 1)
         check_flag("burst", self.burst)
+        check_flag("schedules", self.schedules)
         if self.max_messages is not None:
             check_whole("max_messages", self.max_messages, 1)

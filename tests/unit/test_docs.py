@@ -51,7 +51,7 @@ rm sed seq sh spark-submit uvicorn
 """
 PROGRAMS = set(_PROGRAMS.split())
 # Commands of qworker that end by themselves, and need nothing but a store: they are run.
-_RUN = "browse create doctor enqueue explain history ls move pause publish purge requeue resume stats"
+_RUN = "browse create doctor enqueue explain history ls move pause publish purge requeue resume schedules stats"
 RUN = set(_RUN.split())
 # What those find: an app, and queues with messages in them.
 APP = """\

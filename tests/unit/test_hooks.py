@@ -491,6 +491,12 @@ def test_with_headers_leaves_the_arguments_as_they_are_written():
         call.with_headers({"a": 1})
 
 
+def test_with_headers_keeps_the_options_of_the_call():
+    body = b'{"task":"t","args":[],"options":{"result":600,"later":[1]}}'
+    more = Call("q", Draft(body=body, task="t")).with_headers({"a": "b"})
+    assert more.draft.body == body[:-1].replace(b',"options"', b',"headers":{"a":"b"},"options"') + b"}"
+
+
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import click
 from qworker.cli.options import URLCommand, backend_from_url, duration_type, json_option, run
 from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.top.sampler import Sample, Sampler
-from qworker.cli.top.table import COLUMNS, cells, heading
+from qworker.cli.top.table import COLUMNS, cells, heading, schedule_line
 from qworker.extras import not_installed
 from qworker.names import check_existing_queue
 
@@ -43,6 +43,8 @@ def command(url: str, queue: str | None, interval: float, health: tuple[str, ...
     backlog/s: growth of the number of ready, leased and delayed messages. acked/s and failed/s: messages that workers
     have finished, from the history, or from the health ports of --health. workers: those that hold a lease, or have
     recorded an event in the last 10 s. Needs the extra "tui" on a terminal.
+
+    Below the queues are the schedules: the last tick with its outcome, and the next one.
 
     Keys: q quits, space pauses, r refreshes now, s sorts by the next column.
 
@@ -86,5 +88,7 @@ def _print(sample: Sample) -> None:
         print_table(COLUMNS, [cells(row) for row in sample.rows])
     else:
         echo("no queues yet: `qworker run`, `enqueue` or `create` creates them")
+    for row in sample.schedules:
+        echo(schedule_line(row))
     if sample.problem is not None:
         echo(sample.problem, err=True)

@@ -11,6 +11,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.backend.each_queue import count_queues, describe_problem
 from qworker.backend.listing import list_messages
+from qworker.cli.schedules import read_all
 from qworker.cli.top.history_rates import HistoryRates
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
@@ -18,6 +19,8 @@ from qworker.health.probe import fetch_page
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.logs import one_line
 from qworker.message import Query, QueueStats, State
+from qworker.schedules.code import supports_schedules
+from qworker.schedules.store import ScheduleStatus
 from qworker.worker.outage import BACKEND_ERRORS
 
 __all__ = ["Row", "Sample", "Sampler", "WorkerTotals"]
@@ -71,6 +74,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     # Unix seconds.
     at: float
     rows: list[Row]
+    # The schedules of these queues, by name. Empty on a store that does not support them.
+    schedules: list[ScheduleStatus] = []
     # None: no health port is given, or none answers.
     fleet: WorkerTotals | None = None
     # The reason why the rows are from an earlier sample, or why counts from health ports are missing.
@@ -117,6 +122,7 @@ class Sampler:
         self._past: deque[tuple[float, dict[str, _Counts]]] = deque()
         self._history = HistoryRates(backend)
         self._rows: list[Row] = []
+        self._schedules: list[ScheduleStatus] = []
 
     async def sample(self) -> Sample:
         """Sample now. If the store does not answer, return the earlier rows with the reason.
@@ -133,14 +139,29 @@ class Sampler:
             problem = f"the backend cannot be asked: {describe_problem(error)}"
         else:
             self._rows = rows
+            if supports_schedules(self._backend.deviations):
+                usable = [row.queue for row in rows if row.problem is None]
+                self._schedules = await self._read_schedules(usable)
         fleet = None
         if healths:
             fleet = WorkerTotals(
                 *(sum(getattr(h, name) for h in healths) for name in ("workers", "running", "concurrency", "suspects"))
             )
         return Sample(
-            backend=self._backend.describe(), at=self._clock.time(), rows=self._rows, fleet=fleet, problem=problem
+            backend=self._backend.describe(),
+            at=self._clock.time(),
+            rows=self._rows,
+            schedules=self._schedules,
+            fleet=fleet,
+            problem=problem,
         )
+
+    async def _read_schedules(self, queues: Sequence[str]) -> list[ScheduleStatus]:
+        try:
+            return await read_all(self._backend, queues)
+        except BACKEND_ERRORS:
+            # A queue was deleted or became unusable meanwhile: the next sample shows that.
+            return self._schedules
 
     async def _sample_queues(self, healths: Sequence[_HealthCounts]) -> list[Row]:
         names = [self._queue] if self._queue is not None else await self._backend.queues()

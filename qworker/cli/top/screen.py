@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from qworker.cli.output import format_time
 from qworker.cli.top.sampler import Row, Sample
-from qworker.cli.top.table import COLUMNS, cells, heading
+from qworker.cli.top.table import COLUMNS, cells, heading, schedule_line
 from qworker.errors import BackendError
 from qworker.names import printable
 
@@ -22,6 +22,8 @@ __all__ = ["TopScreen"]
 
 # Samples take at most this share of the time.
 _SHARE = 0.1
+# The lines of schedules on the screen.
+_MOST_SCHEDULES = 8
 
 
 class TopScreen(App[None]):
@@ -37,6 +39,7 @@ class TopScreen(App[None]):
     #heading, #status { height: 1; padding: 0 1; }
     #heading { text-style: bold; }
     DataTable { height: 1fr; }
+    #schedules { height: auto; padding: 0 1; }
     """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -67,6 +70,7 @@ class TopScreen(App[None]):
         """Yield the widgets of the screen."""
         yield Static(id="heading")
         yield self._table
+        yield Static(id="schedules")
         yield Static(id="status")
         yield Footer()
 
@@ -127,6 +131,8 @@ class TopScreen(App[None]):
             if row.queue == current:
                 table.move_cursor(row=table.row_count - 1)
         self.query_one("#heading", Static).update(Text(printable(heading(seen))))
+        lines = [printable(schedule_line(row)) for row in seen.schedules[:_MOST_SCHEDULES]]
+        self.query_one("#schedules", Static).update(Text("\n".join(lines)))
         said = seen.problem or f"{'paused' if self._paused else 'at'} {format_time(seen.at)}"
         self._say(f"{said}   by {self._ORDERS[self._order][0]}")
 

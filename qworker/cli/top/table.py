@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from qworker.cli.output import format_seconds
+from qworker.cli.schedules import format_tick
 from qworker.cli.top.sampler import Row, Sample
 from qworker.names import counted
+from qworker.schedules.store import ScheduleStatus
 
-__all__ = ["COLUMNS", "cells", "heading"]
+__all__ = ["COLUMNS", "cells", "heading", "schedule_line"]
 
 COLUMNS = (
     "queue",
@@ -64,3 +66,10 @@ def _signed(rate: float | None) -> str:
         return "-"
     # A rate that is rounded to zero has no sign.
     return f"{rate:+,.0f}" if abs(rate) >= 100 else f"{rate:+,.1f}" if abs(rate) >= 0.05 else "0.0"
+
+
+def schedule_line(row: ScheduleStatus) -> str:
+    """Return a schedule on one line: its last tick with the outcome, and the next one."""
+    last = "not yet" if row.last is None else f"{format_tick(row.last)} {row.outcome or ''}".rstrip()
+    upcoming = "paused" if row.paused else f"next {format_tick(row.next)}"
+    return f"{row.name} ({row.definition}): last {last}, {upcoming}"

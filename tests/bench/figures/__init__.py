@@ -28,6 +28,7 @@ FIGURES = (
     "memory",
     "serve",
     "poison",
+    "schedules",
     "peers",
     "depth",
     "ids",
@@ -42,7 +43,7 @@ FIGURES = (
     "mq",
 )
 # What they ask is a bound that `make bench` checks, and no speed: `--against` compares them only where they are named.
-COUNTED = ("health", "outage", "restarts", "memory", "serve", "poison")
+COUNTED = ("health", "outage", "restarts", "memory", "serve", "poison", "schedules")
 # Those of the pipeline, which need a Java.
 SPARK_FIGURES = ("spark_read", "spark_load", "spark_archive")
 

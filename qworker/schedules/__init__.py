@@ -1,0 +1,1 @@
+"""Schedules: tasks that run at the times of a cron expression or of an interval."""
