@@ -42,8 +42,8 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("clear", "purge"),
         ("delete", "purge"),
         ("retry", "requeue"),
-        ("beat", "no scheduler"),
-        ("scheduler", "no scheduler"),
+        ("beat", "every worker enqueues their calls"),
+        ("scheduler", "schedules"),
         ("enqeue", "enqueue"),
         ("sttas", "stats"),
         # What commands were called once, and what is in a group now.
