@@ -169,7 +169,7 @@ class FileBulkWriter(BulkWriter):
             finally:
                 os.close(run)
         try:
-            await store.commit({opened.files.queue, opened.files.delay})
+            await store.commit({opened.files.queue, opened.files.delay, opened.files.fail})
         except OSError as error:
             raise PublishUncertain(
                 f"the disk could not store the file names of the load {self.name}: run the load again"

@@ -20,7 +20,7 @@ from qworker.message import Cancelled, Selection, State
 from qworker_file.browse import FileBrowser
 from qworker_file.foreign import give_own_name
 from qworker_file.id_place import Place, record_move
-from qworker_file.names import cancelled_name, is_cancelled_name, parse_item, reason_name
+from qworker_file.names import MAX_OWN, byte_length, cancelled_name, is_cancelled_name, parse_item, reason_name
 from qworker_file.store import Store
 
 __all__ = ["cancel"]
@@ -127,9 +127,10 @@ class _Cancel:
         files, item = self._files, file.item
         if not has_entry(file.name, file.directory):
             raise FileNotFoundError(file.name)
-        if parse_item(item) is None:
-            # The name of another program's file can be that of an older one in fail/.
-            item, _ = give_own_name(files, item, None)
+        parsed = parse_item(item)
+        if parsed is None or byte_length(item) > MAX_OWN:
+            # The name of another program's file can be that of an older one in fail/, or too long for the mark.
+            item, _ = give_own_name(files, item, parsed)
         name = cancelled_name(item)
         self._write_reason(reason_name(name))
         # A staged file of a sealed load has no link.

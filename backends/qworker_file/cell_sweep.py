@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from itertools import islice
 
 from qworker.clock import Clock
-from qworker.kit.files import list_names, lock_file, remove_empty
+from qworker.kit.files import list_names, remove_empty
 from qworker.kit.opening import open_directory
 from qworker_file.cell_file import CELLS, has_expired, name_of, remove_if_expired
 from qworker_file.layout import QueueDir
@@ -110,7 +110,11 @@ class CellSweeper:
         expired = [name for name in names if has_expired(name, fd, now)]
         self._has_live |= len(expired) < len(names)
         if expired:
-            await lock_file(fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # The reaper waits for no process, which can be frozen. The next pass removes them.
+                return
             try:
                 for name in expired:
                     # It may have been put again.

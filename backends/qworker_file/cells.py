@@ -150,6 +150,8 @@ class _Batch:
     async def _give_way(self) -> None:
         """Let other tasks of the loop run."""
         if time.perf_counter() > self._turn_ends:
+            # Another task may block this loop for long. The next operation locks again.
+            self._unlock()
             await asyncio.sleep(0)
             self._turn_ends = time.perf_counter() + _TURN
 

@@ -14,6 +14,7 @@ import time
 from qworker.bulk.contract import Manifest
 from qworker.kit.files import list_names, remove_empty
 from qworker.kit.opening import open_directory
+from qworker_file.foreign import move_to_failed
 from qworker_file.load_names import ItemNames, NameOf
 from qworker_file.loads import finish_load, sealed_loads
 from qworker_file.names import delay_name
@@ -35,14 +36,15 @@ async def move_loads(store: Store, queue: OpenQueue) -> None:
         OSError: The store failed. Files that were moved stay moved.
     """
     files, ends = queue.files, time.monotonic() + _SHARE
-    for load in sealed_loads(files.base):
+    # The window of loads reports a damaged seal. The other loads, and the leases, do not wait for it.
+    for load in sealed_loads(files.base, lambda _path, _reason: None):
         try:
             run = open_directory(load.name, files.base)
         except FileNotFoundError:
             continue
         try:
             is_moved = await move_run(store, queue, run, load.load, load.manifest, ends=ends)
-            await store.commit({files.queue, files.delay})
+            await store.commit({files.queue, files.delay, files.fail})
         finally:
             os.close(run)
         if not is_moved:
@@ -124,6 +126,9 @@ class _Mover:
         except FileNotFoundError:
             # Another process published them.
             return
+        except NotADirectoryError:
+            move_to_failed(self._queue.files, partition, chunk, "it is not a directory of a bulk write")
+            return
         try:
             while True:
                 self._rename(sorted(await list_names(directory)), directory)
@@ -137,6 +142,8 @@ class _Mover:
         for entry in staged:
             named = name(entry)
             if named is None:
+                # The directory could not be removed while it is there.
+                move_to_failed(self._queue.files, directory, entry, "no bulk write gave this name")
                 continue
             due_ms, target = named
             delayed = due_ms > self._now_ms

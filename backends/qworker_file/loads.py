@@ -11,6 +11,7 @@ After the last partition, the load's directory is hidden and removed.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Callable
@@ -152,6 +153,8 @@ async def staged_files(base: int, *, local_time: bool) -> AsyncIterator[list[Sta
             for chunk in await _sorted_names(path, base):
                 staged = await _sorted_names(f"{path}/{chunk}", base)
                 yield [StagedFile(f"{path}/{chunk}/{name}", named[1]) for name in staged if (named := name_of(name))]
+                # A listing of a chunk is too short to let other tasks run.
+                await asyncio.sleep(0)
 
 
 async def _sorted_names(path: str, base: int) -> list[str]:

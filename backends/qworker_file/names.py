@@ -279,7 +279,7 @@ def cancelled_name(item: str) -> str:
 
 def is_cancelled_name(name: str) -> bool:
     """Return whether a name in fail/ is that of a cancelled item."""
-    return name.endswith(_CANCELLED) and name[-len(_CANCELLED) - 1] == name[0]
+    return name.endswith(_CANCELLED) and name[-len(_CANCELLED) - 1 : -len(_CANCELLED)] == name[:1]
 
 
 def plain_item(name: str) -> str:

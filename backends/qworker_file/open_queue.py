@@ -258,7 +258,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 release(lease, now)
                 self._offer_released(lease)
             raise
-        return leases
+        # One can have been cancelled, and reported, while a large body was read.
+        return [lease for lease in leases if not lease.lost]
 
     async def _lease(self, limit: int, visibility: float, expiries: ExpiryClock, leases: list[FileLease]) -> None:
         clock = self._clock

@@ -40,19 +40,21 @@ class RedisQueueReaper:
         """Make messages ready, and check the leases of this instance, some with each call."""
         total, more, now = 0, 1, 0
         held = self._own.held(queue)
-        lost: list[LostLease] = []
+        found: list[tuple[RedisLease, int]] = []
         while more or held:
             leases, held = held[:_BATCH], held[_BATCH:]
             reply = await self._pool.repeat(queue_slot(queue), partial(self._attempt, queue, leases))
             count, more, now, is_there, *gone = cast("list[int]", reply)
             self._last[queue] = (str(now) if is_there else "", self._host_clock.microseconds())
             total += count
-            for number, cancelled in zip(gone[::2], gone[1::2], strict=True):
-                lease = leases[number - 1]
-                # A settlement that began in the meantime has ended it.
-                if not lease.ended:
-                    lease.ended = True
-                    lost.append(LostLease(lease.message.id, lease.token, bool(cancelled)))
+            found += [(leases[number - 1], named) for number, named in zip(gone[::2], gone[1::2], strict=True)]
+        # Only now: if a call has failed, the next reap names them again.
+        lost: list[LostLease] = []
+        for lease, is_cancelled in found:
+            # A settlement that began in the meantime has ended it.
+            if not lease.ended:
+                lease.ended = True
+                lost.append(LostLease(lease.message.id, lease.token, bool(is_cancelled)))
         return ReapResult(total, lost, now / 1e6)
 
     def _attempt(

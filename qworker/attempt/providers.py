@@ -194,6 +194,14 @@ class _Held:
 
     async def close(self) -> None:
         self._end.set()
+        if not self.ready.done():
+            # No attempt waits for it any more, and its opening may never end.
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            if self.ready.done():
+                # It is retrieved, so that it is not reported as forgotten.
+                self.ready.exception()
+            return
         await self._task
 
 

@@ -44,26 +44,33 @@ _COLUMNS = ("name", "queue", "task", "definition", "last", "outcome", "next", "n
     "action", required=False, type=click.Choice(["put", "remove", "pause", "resume", "run"]), metavar="[ACTION"
 )
 @click.argument("name", required=False, metavar="NAME]")
-@click.option("--task", metavar="TASK", help="put: the task to call.")
-@click.option("-Q", "--queue", type=check_queue, metavar="QUEUE", default="default", help="put: the queue of the call.")
-@click.option("--args", metavar="JSON", default="[]", help="put: the arguments, as a JSON array.")
-@click.option("--kwargs", metavar="JSON", default="{}", help="put: the keyword arguments, as a JSON object.")
-@click.option("--cron", metavar="EXPRESSION", help="put: a cron expression of 5 fields, or 6 with the seconds first.")
-@click.option("--every", type=duration_type(), help="put: the time between two ticks, such as 15s or 5m.")
-@click.option("--tz", metavar="ZONE", default="UTC", show_default=True, help="put: the time zone of --cron.")
+@click.option("--task", metavar="TASK", help="The task that `put` schedules.")
+@click.option(
+    "-Q",
+    "--queue",
+    type=check_queue,
+    metavar="QUEUE",
+    default="default",
+    help="The queue of the call that `put` schedules.",
+)
+@click.option("--args", metavar="JSON", default="[]", help="The arguments of the call, as a JSON array.")
+@click.option("--kwargs", metavar="JSON", default="{}", help="The keyword arguments of the call, as a JSON object.")
+@click.option("--cron", metavar="EXPRESSION", help="A cron expression of 5 fields, or of 6 with the seconds first.")
+@click.option("--every", type=duration_type(), help="The time between two ticks, such as 15s or 5m.")
+@click.option("--tz", metavar="ZONE", default="UTC", show_default=True, help="The time zone of --cron.")
 @click.option(
     "--catch-up",
     type=click.Choice(["latest", "all", "none"]),
     default="latest",
     show_default=True,
-    help="put: the ticks to run of those that no worker was there for.",
+    help="Which ticks run of those that no worker was there for.",
 )
 @click.option(
     "--overlap",
     type=click.Choice(["allow", "skip"]),
     default="allow",
     show_default=True,
-    help="put: skip skips a tick while the call of an earlier one waits or runs.",
+    help="With skip, no tick is enqueued while the call of an earlier one waits or runs.",
 )
 @json_option
 def command(

@@ -96,4 +96,5 @@ def _result(future: concurrent.futures.Future[T]) -> T:
             return future.result(timeout=1.0)
         except concurrent.futures.TimeoutError:
             if future.done():
-                raise
+                # Its own error, or it has ended just after this wait.
+                return future.result()

@@ -11,6 +11,7 @@ leaves the cell, with the token, and so the rest of step 3, to a worker that kno
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -19,14 +20,18 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.cell import Cell, CellOp
-from qworker.errors import NotSupported, QueueNotFound
+from qworker.errors import NotSupported, QueueNotFound, UsageError
 from qworker.failure_text import CANCELLED, cancelled_text
 from qworker.jobs.look import find_messages
 from qworker.jobs.records import CANCELS, StoredResult, put_result
 from qworker.jobs.source import JobSource
 from qworker.message import Cancelled, Selection, State, StoredMessage
+from qworker.retry import MOST_DELAY
 
 __all__ = ["CancelCounts", "Was", "cancel_jobs", "finish_all_cancels", "finish_cancels", "list_cancels"]
+
+# Calls log to the logging of the application.
+_log = logging.getLogger("qworker")
 
 Was: TypeAlias = Literal["waiting", "running", "finished"]
 
@@ -158,13 +163,9 @@ async def _follow(
         opened = source.open(stored.message)
         text = cancelled_text(request.by)
         if opened.task is not None:
-            report = source.app._failure_report(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-                opened.task, stored.message, CANCELLED, text
-            )
-            if report is not None:
-                await backend.publish(report[0], (report[1],))
+            await _report(backend, source, opened.task, stored, text)
         is_known = opened.task is None or opened.task in source.app.registered_tasks
-        if isinstance(opened.result, (int, float)):
+        if isinstance(opened.result, (int, float)) and 0 < opened.result <= MOST_DELAY:
             result = StoredResult("cancelled", text=text, code=CANCELLED, finished_at=time.time())
             # One more than twice the token: a late result of the same delivery does not replace it.
             ops.append(put_result(cancelled.id, 2 * cancelled.token + 1, result, opened.result))
@@ -175,6 +176,28 @@ async def _follow(
         ops.append(CellOp("put", Cell(CANCELS, cell.name, kept), cell.version))
     if ops:
         await backend.cells(queue, ops)
+
+
+async def _report(backend: Backend, source: JobSource, task: str, stored: StoredMessage, text: str) -> None:
+    """Enqueue the call of `on_failure`, if the task has one.
+
+    Raises:
+        BackendError: It is not stored.
+    """
+    try:
+        report = source.app._failure_report(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            task, stored.message, CANCELLED, text
+        )
+    except Exception:  # noqa: BLE001 - code of the app has raised it
+        # A repair would fail again, for ever.
+        _log.exception("job %s: the call of on_failure cannot be made", stored.message.id)
+        return
+    try:
+        if report is not None:
+            await backend.publish(report[0], (report[1],))
+    except UsageError:
+        # It can never be stored: it is too large.
+        _log.exception("job %s: the call of on_failure cannot be stored", stored.message.id)
 
 
 async def _remove(backend: Backend, source: JobSource, queue: str, ids: Sequence[str]) -> dict[str, Was]:

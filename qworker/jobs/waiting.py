@@ -32,12 +32,22 @@ class _Waiter:
         self._queue = queue
         self._id = message_id
         self._version = ""
+        # The version of a result from before the message was enqueued again, or requeued.
+        self._stale: str | None = None
 
     async def result(self) -> StoredResult | None:
         """Return the end of the job from its cell."""
         (reply,) = await self._backend.cells(self._queue, [get_cell(RESULTS, self._id)])
         self._version = "" if reply.cell is None else reply.cell.version
-        return read_result(reply.cell)
+        return None if self._version == self._stale else read_result(reply.cell)
+
+    async def waits_again(self) -> bool:
+        """Return whether the message has not started, so that the result is of an earlier one with its id."""
+        found = await find_message(self._backend, self._queue, self._id, self._source.task)
+        if found is None or found.state not in {State.READY, State.DELAYED}:
+            return False
+        self._stale = self._version
+        return True
 
     async def stored_end(self) -> StoredResult | None:
         """Return the end of a job that has no cell, or None if its message still waits or runs.
@@ -96,7 +106,7 @@ async def wait_for_result(
     """
     waiter = _Waiter(backend, source, queue, message_id)
     record = await waiter.result()
-    if record is not None:
+    if record is not None and not await waiter.waits_again():
         return record
     now = asyncio.get_running_loop().time
     end = None if timeout is None else now() + timeout
@@ -141,11 +151,10 @@ async def follow_progress(backend: Backend, source: JobSource, queue: str, messa
             next_find = now() + _FIND
         version = "" if cell is None else cell.version
         result_version = "" if replies[1].cell is None else replies[1].cell.version
-        await backend.wait(
-            (),
-            _LOOK,
-            cells=(
-                CellWatch(queue, PROGRESS, message_id, version),
-                CellWatch(queue, RESULTS, message_id, result_version),
-            ),
+        watches = (
+            CellWatch(queue, PROGRESS, message_id, version),
+            CellWatch(queue, RESULTS, message_id, result_version),
         )
+        # Only here: between two values the caller's code runs.
+        with handler_waits():
+            await backend.wait((), _LOOK, cells=watches)

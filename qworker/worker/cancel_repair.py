@@ -50,15 +50,25 @@ class CancelRepair:
     async def round(self) -> None:
         """Look once at every queue, or at as many as a round has."""
         seen: dict[tuple[str, str, str], float] = {}
+        visited: set[str] = set()
+        trouble: Exception | None = None
         for _ in range(min(len(self._queues), _QUEUES)):
             queue = self._queues[0]
             self._queues.rotate(-1)
+            visited.add(queue)
+            # A look at a queue without cells may suspend nowhere.
+            await asyncio.sleep(0)
             try:
                 await self.repair(queue, seen)
             except (QueueNotFound, *UNUSABLE):
                 # The reaper reports it.
                 continue
-        self._seen = seen if len(self._queues) <= _QUEUES else self._seen | seen
+            except BACKEND_ERRORS as error:
+                # One queue does not keep the others from their repair.
+                trouble = error
+        self._seen = {key: at for key, at in self._seen.items() if key[0] not in visited} | seen
+        if trouble is not None:
+            raise trouble
 
     async def repair(self, queue: str, seen: dict[tuple[str, str, str], float]) -> None:
         """Finish the cancels of one queue that have not changed for a while."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from qworker.jobs.handler_wait import HANDLER_WAITS
@@ -139,15 +140,30 @@ class Consumers:
             if task.cancelling():
                 await _clear_pending_cancellations(task)
         elif delivery.settlement is None:
-            await executor.decide_misfit(delivery)
+            await self._complete(executor.decide_misfit, delivery, task)
         if delivery.unreported:
-            await executor.report_failure(delivery)
+            await self._complete(executor.report_failure, delivery, task)
         if delivery.settlement is not None:
             self._finish(delivery)
         else:
             self._events.lease_lost(delivery, "it was lost while the handler ran")
         if delivery.leftover is not None:
             await self._wait_for_thread(delivery.leftover)
+
+    async def _complete(
+        self, step: Callable[[Delivery], Awaitable[None]], delivery: Delivery, task: asyncio.Task[None]
+    ) -> None:
+        """Carry out a step after the handler. A cancellation in it was meant for a handler that has ended.
+
+        A step can be repeated. Without its end, the message would be held for ever.
+        """
+        while True:
+            try:
+                return await step(delivery)
+            except asyncio.CancelledError:
+                if self._closing:
+                    raise
+                await _clear_pending_cancellations(task)
 
     async def _wait_for_thread(self, leftover: asyncio.Future[None]) -> None:
         """Keep the consumer in use until its thread ends: a thread cannot be cancelled."""

@@ -88,9 +88,11 @@ class Delivery(msgspec.Struct, eq=False):
     leftover: asyncio.Future[None] | None = None
 
     def cancel(self, reason: CancelReason) -> None:
-        """Cancel the handler, or keep it from starting. The first reason stays. Only on the event loop's thread."""
-        if self.cancel_reason is None:
-            self.cancel_reason = reason
+        """Cancel the handler once, or keep it from starting. The first reason stays. Only on the loop's thread."""
+        if self.cancel_reason is not None:
+            # A second cancellation would cut the clean-up of the handler short.
+            return
+        self.cancel_reason = reason
         if self.consumer is not None:
             self.consumer.cancel()
 

@@ -78,6 +78,8 @@ class Executor:
         self._misfits = Misfits(state)
         self._counts_deaths = "deaths" not in state.backend.deviations
         self._records = state.records
+        self._keeps_results = "cells" not in state.backend.deviations
+        self._waits = state.waits
         self._can_isolate = "isolated" in runners
         self._providers = state.providers
         self.report_failure = FailureReports(state).store
@@ -117,7 +119,8 @@ class Executor:
                 delivery.headers = opened.headers
                 options = opened.options
                 kept = task.options.result if options is None or options.result is UNSET else options.result
-                if kept:
+                # The body comes from outside: a time that no cell can have would end the settler.
+                if kept and self._keeps_results and 0 < kept <= MOST_DELAY:
                     delivery.result_ttl, delivery.keep_result = kept, True
                     self._records.in_use = True
                 return self._validate(delivery, task, opened)
@@ -239,6 +242,8 @@ class Executor:
             if timer is not None:
                 timer.cancel()
             self._active.discard(delivery)
+            if delivery.waits and delivery.leftover is None and self._waits is not None:
+                self._waits.drop(delivery)
             if delivery.context is not None and delivery.leftover is None:
                 # It refers to its delivery: without the way back, no garbage is left for the collector.
                 delivery.context, delivery.args = None, []

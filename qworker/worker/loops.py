@@ -217,7 +217,11 @@ class WorkerLoops:
     def waits_changed(self) -> None:
         """Give the place of a handler that waits to another message, or to one more thread or process."""
         state = self.state
-        self.threads.waiting = state.waiting
+        self.threads.set_waiting(state.waiting)
         self.consumers.waits_changed()
         self.suspects.waits_changed()
-        self.feeder.wake()
+        if state.capacity() <= 0:
+            # A handler has continued: the lease that is under way would take a message for its place.
+            self.feeder.interrupt()
+        else:
+            self.feeder.wake()

@@ -28,8 +28,8 @@ class Releases:
 
     def __init__(self, draw: Callable[[], float]) -> None:
         self._draw = draw
-        # The last delay of each message, negative if it was offered since. In the order of their releases.
-        self._delays: dict[str, float] = {}
+        # The last delay of each message, negative if it was offered since, and when. In the order of their releases.
+        self._delays: dict[str, tuple[float, float]] = {}
         # The time until which each queue is left to others.
         self._left_until: dict[str, float] = {}
 
@@ -45,15 +45,20 @@ class Releases:
             Seconds for which the message is released, and seconds for which the queue is left to others from now on.
         """
         delays = self._delays
-        last = delays.pop(message_id, 0.0)
+        last, _ = delays.pop(message_id, (0.0, 0.0))
+        first = _FIRST
         if len(delays) >= _MOST:
-            del delays[next(iter(delays))]
+            oldest, at = delays.pop(next(iter(delays)))
+            if now - at < 2 * _LONGEST:
+                # There are more than are remembered. They must not all return as new ones, at full speed.
+                first = min(_LONGEST, abs(oldest) * 2)
         if last > 0:
             pause = self._pause(queue, now)
             if pause:
-                delays[message_id] = -last
+                delays[message_id] = -last, now
                 return 0.0, pause
-        delay = delays[message_id] = min(_LONGEST, abs(last) * 2 or _FIRST)
+        delay = min(_LONGEST, abs(last) * 2 or first)
+        delays[message_id] = delay, now
         return delay, 0.0
 
     def _pause(self, queue: str, now: float) -> float:

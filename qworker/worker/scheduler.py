@@ -144,6 +144,8 @@ class Scheduler:
         trouble: Exception | None = None
         unread: set[str] = set()
         for queue in self._queues:
+            # A look at a queue without cells may suspend nowhere.
+            await asyncio.sleep(0)
             try:
                 found += await read_schedules(self._backend, queue, now)
             except BACKEND_ERRORS as error:

@@ -21,7 +21,15 @@ from qworker.worker.outage import Outage
 from qworker.worker.store_clock import StoreClock
 from qworker.worker.worker_options import WorkerOptions
 
-__all__ = ["WorkerEvents", "WorkerState"]
+__all__ = ["WorkerEvents", "WorkerState", "WorkerWaits"]
+
+
+class WorkerWaits(HandlerWaits, Protocol):
+    """The handlers of a worker that wait for other jobs."""
+
+    def drop(self, delivery: Delivery, /) -> None:
+        """Count a delivery no longer, because its handler has ended."""
+        ...
 
 
 class WorkerEvents(Protocol):
@@ -123,7 +131,7 @@ class WorkerState:
     suspects: set[Delivery] = field(default_factory=set[Delivery])
     settling: int = 0
     leftover_threads: int = 0
-    waits: HandlerWaits | None = None
+    waits: WorkerWaits | None = None
     waiting: int = 0
     waiting_suspects: int = 0
     records: JobRecords = field(init=False)

@@ -53,9 +53,21 @@ class Waits:
         if not isinstance(running, Delivery):
             return
         with self._lock:
+            if not running.waits:
+                # It was dropped with its handler.
+                return
             running.waits -= 1
             if running.waits == 0:
                 self._count(running, -1)
+        self._report()
+
+    def drop(self, delivery: Delivery) -> None:
+        """Count a delivery no longer, because its handler has ended and left a wait behind. From the loop."""
+        with self._lock:
+            if not delivery.waits:
+                return
+            delivery.waits = 0
+            self._count(delivery, -1)
         self._report()
 
     def _count(self, delivery: Delivery, change: int) -> None:

@@ -33,7 +33,8 @@ def start(url: str) -> subprocess.Popen[bytes]:
 
 async def test_every_message_that_was_acked_has_its_result_although_workers_are_killed(tmp_path: Path) -> None:
     """Handlers of every kind. A waiter from the beginning, so that it waits through all kills."""
-    url = tasks.url = f"file://{tmp_path}/spool?keep_done=all"
+    url = f"file://{tmp_path}/spool?keep_done=all"
+    tasks._replace_url(url)
     draw = random.Random(7)
     names = ("pause_async", "pause_thread")
     jobs = [await tasks[names[n % 2]].enqueue(n) for n in range(JOBS)]
@@ -58,7 +59,7 @@ async def test_every_message_that_was_acked_has_its_result_although_workers_are_
             worker.kill()
             worker.wait()
         await tasks.aclose()
-        tasks.url = None
+        tasks._replace_url(None)
 
 
 async def done(backend: Backend) -> set[str]:

@@ -277,7 +277,9 @@ async def test_no_cell_exists_where_nothing_was_cancelled_or_kept(tasks, monkeyp
     plain = backend.cells
 
     async def counted(queue: str, ops: Sequence[CellOp]) -> Any:
-        calls.append(ops)
+        # The schedules of a queue are looked for.
+        if any(op.cell.group != "schedules" for op in ops):
+            calls.append(ops)
         return await plain(queue, ops)
 
     monkeypatch.setattr(backend, "cells", counted)

@@ -161,7 +161,9 @@ class BlockedRecords:
         """
         return sum(
             [
-                file.size is None or (max_body is not None and _size_now(file, directories) > max_body)
+                not _is_gone(file, directories)
+                if file.size is None
+                else max_body is not None and _size_now(file, directories) > max_body
                 for file in await self._read_all()
             ]
         )
@@ -208,6 +210,11 @@ class BlockedRecords:
             return open_directory(_DIRECTORY, self._base)
         except FileNotFoundError:
             return -1
+
+
+def _is_gone(file: BlockedFile, directories: Mapping[str, int]) -> bool:
+    place = directories.get(file.directory)
+    return place is not None and not has_entry(os.fsdecode(file.name), place)
 
 
 def _size_now(file: BlockedFile, directories: Mapping[str, int]) -> int:

@@ -37,7 +37,7 @@ from qworker.jobs.records import Progress
 from qworker.kit.linux import set_parent_death_signal
 from qworker.message import Lease, Message
 from qworker.signature import Signature
-from qworker.task import RAW_HANDLERS, Handler
+from qworker.task import RAW_HANDLERS, Handler, Task
 from qworker.worker.handlers.parent_link import ParentLink, receive_frame
 
 __all__ = [
@@ -92,8 +92,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tries: int
     # Whether the handler's value is wanted. The child encodes it, because its types may exist only there.
     keep_result: bool = False
-    # Whether the worker has hooks around the handler. A child that would miss them must not run it.
-    has_hooks: bool = False
+    # How many hooks the worker has around the handler. A child that would miss one must not run it.
+    hooks: int = 0
 
 
 class Running:
@@ -385,6 +385,8 @@ class Handlers:
         self._logging = logging
         self._place = app
         self._app: Any = None
+        # The apps that have the parent's URL although their own place cannot be imported here.
+        self._with_url: list[Any] = []
         self._main: SimpleNamespace | None = None
         self._known: dict[tuple[str, str, str | None], Found] = {}
 
@@ -400,9 +402,9 @@ class Handlers:
             known = self._known[key] = self._find(*key)
             if self._logging is not None:
                 logs.show_standard_logging(*self._logging)
-        if request.has_hooks and (known.runner is None or not known.runner.hooks):
+        if request.hooks > (0 if known.runner is None else len(known.runner.hooks)):
             raise UsageError(
-                f"task {request.name!r} has hooks, but not when its module is imported again: register it on import"
+                f"task {request.name!r} lacks hooks when its module is imported again: register them on import"
             )
         return known
 
@@ -419,10 +421,19 @@ class Handlers:
                 app = getattr(app, part)
             # It calls the store of the parent, also if a factory has set the URL there, or the command line has.
             app._replace_url(url)  # noqa: SLF001
-            for imported in app.imports:
-                importlib.import_module(imported)
+            done: set[str] = set()
+            # A module may add some, because it includes another app.
+            while missing := [one for one in app.imports if one not in done]:
+                done.add(missing[0])
+                importlib.import_module(missing[0])
             self._app = app
         return self._app
+
+    def _use_url(self, app: Any, url: str | None) -> None:
+        """Give the parent's URL to an app whose own place cannot be imported here, once."""
+        if not any(one is app for one in self._with_url):
+            self._with_url.append(app)
+            app._replace_url(url)  # noqa: SLF001
 
     def _find(self, module: str, qualname: str, raw_queue: str | None) -> Found:
         if self._place is not None and _is_importable(self._place[0], module):
@@ -433,6 +444,8 @@ class Handlers:
         if raw_queue is not None:
             target = getattr(target, RAW_HANDLERS, {}).get(raw_queue, target)
         if isinstance(target, Handler):
+            if isinstance(target, Task) and self._app is None and self._place is not None:
+                self._use_url(target.app, self._place[2])
             return Found(target.function, target.signature, target.runner)
         signature = Signature(target, Context)
         runner = AttemptRunner(target, signature.name, "process", signature.takes_injected, provided=signature.provided)

@@ -354,7 +354,7 @@ class ProcessRunner:
             deadline=None if timeout is None else self._clock.time() + timeout,
             max_tries=handler.options.max_tries,
             keep_result=delivery.keep_result,
-            has_hooks=_has_hooks(handler),
+            hooks=0 if handler.runner is None else len(handler.runner.hooks),
         )
 
     async def _run(self, request: RunRequest, attempt: _Attempt) -> RunReply | BaseException:

@@ -17,7 +17,7 @@ __all__ = ["ThreadRunner"]
 class _ThreadCall:
     """One call of a handler, on its way to a thread and back."""
 
-    __slots__ = ("context", "delivery", "done", "error", "leftover")
+    __slots__ = ("context", "delivery", "done", "ended", "error", "leftover")
 
     def __init__(self, delivery: Delivery, done: asyncio.Future[None]) -> None:
         self.delivery = delivery
@@ -25,10 +25,13 @@ class _ThreadCall:
         self.done = done
         # Created if the caller is cancelled before the thread ends.
         self.leftover: asyncio.Future[None] | None = None
+        # Whether the loop knows that the thread has ended the call.
+        self.ended = False
         self.error: BaseException | None = None
 
     def finish(self) -> None:
         """Report on the event loop that the thread has ended the call."""
+        self.ended = True
         for future in (self.done, self.leftover):
             if future is not None and not future.done():
                 future.set_result(None)
@@ -67,9 +70,21 @@ class ThreadRunner:
         try:
             await call.done
         except asyncio.CancelledError:
-            delivery.leftover = call.leftover = loop.create_future()
+            # Both can happen in one turn of the loop: then there is no thread to wait for.
+            if not call.ended:
+                delivery.leftover = call.leftover = loop.create_future()
             raise
         return call.error
+
+    def set_waiting(self, waiting: int) -> None:
+        """Take the number of handlers that wait, and start the threads that calls in the queue lack."""
+        self.waiting = waiting
+        while self._busy > self._threads and self._threads < self._limit + waiting:
+            before = self._threads
+            self._start_thread()
+            if self._threads == before:
+                # The system allows no more.
+                return
 
     def close(self) -> None:
         """Let every thread end after its call."""
