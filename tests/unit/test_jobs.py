@@ -56,8 +56,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def tasks(url: str) -> Tasks:
-    return Tasks(url)
+async def tasks(url: str) -> AsyncIterator[Tasks]:
+    app = Tasks(url)
+    yield app
+    # Also the backend of the background loop, before their server ends.
+    await app.aclose()
+    await asyncio.to_thread(lambda: app._run_sync(app.aclose()))
 
 
 @asynccontextmanager

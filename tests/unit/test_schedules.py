@@ -55,6 +55,8 @@ async def tasks(request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServ
     tasks = Tasks(url_of(request.param, tmp_path, redis))
     yield tasks
     await tasks.aclose()
+    # Also the backend of the background loop, before its server ends.
+    await asyncio.to_thread(lambda: tasks._run_sync(tasks.aclose()))
 
 
 class App:

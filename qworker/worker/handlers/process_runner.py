@@ -425,10 +425,11 @@ def app_place(app: Tasks) -> tuple[str, str, str | None] | None:
     loaded_from = app._loaded_from  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     if loaded_from is not None:
         return *loaded_from, app.url
-    for module_name, module in list(sys.modules.items()):
+    # Copies: another thread may import something meanwhile.
+    for module_name, module in sys.modules.copy().items():
         if module_name == "__main__" and _main_path() is None:
             continue
-        for name, value in list(getattr(module, "__dict__", {}).items()):
+        for name, value in dict(getattr(module, "__dict__", {})).items():
             if value is app:
                 return module_name, name, app.url
     return None
