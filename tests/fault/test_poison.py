@@ -185,7 +185,10 @@ def test_poison_fails_after_its_tries_and_the_worker_lives_and_survivors_are_cle
     assert failed.error is not None
     assert "the handler's process died: killed by SIGKILL" in failed.error
     neighbours = {f"neighbour-{number}-state": 2 for number in range(3)}
-    assert poisoned.started() == {"poison-state": 3, "plain-state": 2, **neighbours}
+    started = poisoned.started()
+    # Its handler may have ended, and its message with it, before the poison killed the worker.
+    assert started.pop("plain-state") in {1, 2}
+    assert started == {"poison-state": 3, **neighbours}
     assert second.returncode == 0
 
 
