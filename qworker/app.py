@@ -704,6 +704,13 @@ class Tasks(Generic[State]):
                 refuse_results(url, task.name)
         self._url = url
 
+    def _import_modules(self, import_module: Callable[[str], object]) -> None:
+        """Import the modules of `imports`, in their order. One may add some, because it includes another app."""
+        done: set[str] = set()
+        while missing := [name for name in self.imports if name not in done]:
+            done.add(missing[0])
+            import_module(missing[0])
+
     def _replace_url(self, url: str | None) -> None:
         """Set the URL in a process that does not choose it. Calls to the old one are the caller's concern."""
         if self._inclusion is not None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
 from qworker.errors import InvalidArguments
+from qworker.retry import MOST_DELAY
 from qworker.validation import check_headers
 
 __all__ = [
@@ -42,6 +43,21 @@ class CallOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     result: float | msgspec.UnsetType | None = msgspec.UNSET
+
+    @overload
+    def kept_result(self, own: float | None) -> float | None: ...
+
+    @overload
+    def kept_result(self, own: float | msgspec.UnsetType | None) -> float | msgspec.UnsetType | None: ...
+
+    def kept_result(self, own: float | msgspec.UnsetType | None) -> float | msgspec.UnsetType | None:
+        """Return the seconds for which the result is kept; `own`, that of the task, if the call does not say it.
+
+        A body comes from outside: a time that no store can keep is None.
+        """
+        if self.result is msgspec.UNSET:
+            return own
+        return self.result if self.result is not None and 0 < self.result <= MOST_DELAY else None
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=True):

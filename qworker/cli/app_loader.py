@@ -59,11 +59,7 @@ def import_tasks(tasks: Tasks) -> None:
     Raises:
         AppImportError: One of them does not exist, or its import raised.
     """
-    # A module may add some: it includes another app.
-    done: set[str] = set()
-    while missing := [name for name in tasks.imports if name not in done]:
-        done.add(missing[0])
-        _import(missing[0])
+    tasks._import_modules(_import)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _is_app(found: object) -> TypeGuard[Tasks]:

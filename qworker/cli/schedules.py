@@ -19,7 +19,7 @@ from qworker.message import Draft
 from qworker.names import check_queue
 from qworker.schedules.code import check_deviations
 from qworker.schedules.control import run_now
-from qworker.schedules.schedule import Schedule, check_name, definition_of
+from qworker.schedules.schedule import Schedule, check_name, definition_of, naming_schedule
 from qworker.schedules.store import (
     ScheduleStatus,
     StoredSchedule,
@@ -168,7 +168,8 @@ async def _put(url: str, name: str, schedule: Schedule) -> str:
         stored = await find_schedule(backend, await backend.queues(), name, now)
         if stored is not None:
             _refuse_code(stored, "use another name")
-        await put_definition(backend, definition, now)
+        with naming_schedule(name):
+            await put_definition(backend, definition, now)
         if stored is not None and stored.home != definition.queue:
             await remove_schedule(backend, stored)
     return f"is put: {definition.text}"

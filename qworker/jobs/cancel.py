@@ -26,7 +26,6 @@ from qworker.jobs.look import find_messages
 from qworker.jobs.records import CANCELS, StoredResult, put_result
 from qworker.jobs.source import JobSource
 from qworker.message import Cancelled, Selection, State, StoredMessage
-from qworker.retry import MOST_DELAY
 
 __all__ = ["CancelCounts", "Was", "cancel_jobs", "finish_all_cancels", "finish_cancels", "list_cancels"]
 
@@ -165,7 +164,7 @@ async def _follow(
         if opened.task is not None:
             await _report(backend, source, opened.task, stored, text)
         is_known = opened.task is None or opened.task in source.app.registered_tasks
-        if isinstance(opened.result, (int, float)) and 0 < opened.result <= MOST_DELAY:
+        if isinstance(opened.result, (int, float)):
             result = StoredResult("cancelled", text=text, code=CANCELLED, finished_at=time.time())
             # One more than twice the token: a late result of the same delivery does not replace it.
             ops.append(put_result(cancelled.id, 2 * cancelled.token + 1, result, opened.result))

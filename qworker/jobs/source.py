@@ -162,9 +162,8 @@ class JobSource:
             except InvalidArguments:
                 # The worker fails such a message. A look at it shows what was sent.
                 pass
-        kept = msgspec.UNSET if envelope.options is None else envelope.options.result
-        if kept is msgspec.UNSET and task is not None:
-            kept = task.options.result
+        own = msgspec.UNSET if task is None else task.options.result
+        kept = own if envelope.options is None else envelope.options.kept_result(own)
         return Opened(envelope.task, tuple(args), kwargs, None if task is None else task.options.max_tries, kept)
 
 

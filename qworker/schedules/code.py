@@ -9,10 +9,10 @@ from typing import Any
 
 from qworker.backend.registry import backend_class
 from qworker.envelope import Envelope, open_envelope
-from qworker.errors import MissingExtra, NotSupported, UsageError
+from qworker.errors import NotSupported, UsageError
 from qworker.message import Draft
 from qworker.schedules.records import Definition
-from qworker.schedules.schedule import Schedule, check_name, definition_of
+from qworker.schedules.schedule import Schedule, check_name, definition_of, naming_schedule
 from qworker.task import Call, Task
 from qworker.url import BackendURL
 from qworker.validation import shown
@@ -46,14 +46,10 @@ class CodeSchedule:
         self._task: Task[..., Any] = task
         self._options = options
         self.name = check_name(task.name if name is None else name)
-        try:
+        with naming_schedule(self.name):
             self._args = _checked_args(self._task, args)
             body = self._task.encoder.encode(self._args, {}, {})
             Schedule(Call(task.queue, Draft(body=body)), **options)
-        except MissingExtra:
-            raise
-        except UsageError as error:
-            raise UsageError(f"schedule {self.name!r}: {error}") from error
 
     def rename(self, name: str) -> None:
         """Change the name, because another app includes that of the task, which may also change the queue."""

@@ -10,13 +10,13 @@ from typing import Any, Protocol, TypeVar, cast
 from qworker.backend import Backend
 from qworker.clock import Clock
 from qworker.definition.hints import exact_options
-from qworker.errors import MissingExtra, UsageError
+from qworker.errors import UsageError
 from qworker.jobs.app_jobs import job_of
 from qworker.jobs.job import Job
 from qworker.jobs.source import JobApp
 from qworker.schedules.code import CodeSchedule, check_deviations
 from qworker.schedules.records import Definition
-from qworker.schedules.schedule import CatchUp, Overlap, Schedule, check_name, definition_of
+from qworker.schedules.schedule import CatchUp, Overlap, Schedule, check_name, definition_of, naming_schedule
 from qworker.schedules.store import (
     ScheduleStatus,
     StoredSchedule,
@@ -121,8 +121,9 @@ class Schedules:
             UsageError: An option is not valid, or the code defines a schedule with this name.
             NotSupported: The backend does not support schedules.
         """
-        definition = self._definition(name, _named(name, call, cron, every, tz, catch_up, overlap), None)
-        await self._put(await self._backend(), definition)
+        with naming_schedule(name):
+            schedule = Schedule(call, cron, every, tz, catch_up, overlap)
+        await self._put(await self._backend(), self._definition(name, schedule, None))
 
     def put_sync(
         self,
@@ -264,10 +265,8 @@ class Schedules:
 
     def _definition(self, name: str, schedule: Schedule, set_name: str | None) -> Definition:
         self._refuse_code(name, "use another name")
-        try:
+        with naming_schedule(name):
             definition = definition_of(check_name(name), schedule, set_name=set_name)
-        except UsageError as error:
-            raise UsageError(f"schedule {shown(name)}: {error}") from error
         if definition.queue not in self._tasks.queue_names():
             raise UsageError(
                 f"schedule {name!r}: no task of this app has the queue {definition.queue!r}, so no worker looks for"
@@ -277,10 +276,8 @@ class Schedules:
 
     async def _put(self, backend: Backend, definition: Definition) -> None:
         now = self._tasks.clock.time()
-        try:
+        with naming_schedule(definition.name):
             await put_definition(backend, definition, now)
-        except UsageError as error:
-            raise UsageError(f"schedule {definition.name!r}: {error}") from error
         # The call may have had another queue before.
         for queue in self._tasks.queue_names():
             if queue != definition.queue:
@@ -312,15 +309,6 @@ class Schedules:
         backend = await self._backend()
         definition = await self._definition_of(backend, name)
         await set_paused(backend, definition.queue, name, paused=paused)
-
-
-def _named(name: str, call: Call, *options: Any) -> Schedule:
-    try:
-        return Schedule(call, *options)
-    except MissingExtra:
-        raise
-    except UsageError as error:
-        raise UsageError(f"schedule {shown(name)}: {error}") from error
 
 
 def _entries(entries: object) -> Mapping[str, Schedule]:

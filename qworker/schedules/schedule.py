@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from qworker.envelope import Envelope, open_envelope
-from qworker.errors import UsageError
+from qworker.errors import MissingExtra, UsageError
 from qworker.message import Draft
 from qworker.schedules.records import Definition
 from qworker.schedules.timetable import timetable_of, zone_of
 from qworker.task import Call
 from qworker.validation import check_seconds, check_text, shown
 
-__all__ = ["CatchUp", "Overlap", "Schedule", "check_name", "definition_of"]
+__all__ = ["CatchUp", "Overlap", "Schedule", "check_name", "definition_of", "naming_schedule"]
 
 CatchUp: TypeAlias = Literal["latest", "all", "none"]
 Overlap: TypeAlias = Literal["allow", "skip"]
@@ -96,6 +98,17 @@ def check_name(name: Any) -> str:
             f"the name of a schedule must be printable text of 1 to {_MOST_NAME} bytes (got {shown(name)})"
         )
     return text
+
+
+@contextmanager
+def naming_schedule(name: Any) -> Generator[None]:
+    """Let the text of a `UsageError` in the block begin with the name of the schedule."""
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except UsageError as error:
+        raise UsageError(f"schedule {shown(name)}: {error}") from error
 
 
 def definition_of(name: str, schedule: Schedule, *, in_code: bool = False, set_name: str | None = None) -> Definition:

@@ -168,7 +168,7 @@ async def put_definition(backend: Backend, definition: Definition, now: float) -
     """Store the definition of a schedule in place of an older one. It ticks from now on.
 
     Raises:
-        UsageError: Its call is too large for a cell.
+        UsageError: Its call is too large for a cell, or other processes change the schedule all the time.
     """
     rank = int(now * 1000)
     first = CellOp("put", tick_cell(definition.name, LastTick(int(now), times=definition.times)), "")
@@ -179,7 +179,7 @@ async def put_definition(backend: Backend, definition: Definition, now: float) -
             return
         # The clock of whoever put the stored one is ahead of this one.
         rank = max(rank, 0 if reply.cell is None else reply.cell.rank + 1)
-    raise UsageError(f"schedule {definition.name!r}: other processes change it all the time: try again")
+    raise UsageError("other processes change it all the time: try again")
 
 
 async def remove_schedule(backend: Backend, stored: StoredSchedule) -> bool:

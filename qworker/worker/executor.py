@@ -7,8 +7,6 @@ import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Protocol
 
-from msgspec import UNSET
-
 from qworker import log_events as events
 from qworker.attempt.runner import AttemptRunner
 from qworker.clock import Clock
@@ -118,9 +116,8 @@ class Executor:
                 delivery.task = task.name
                 delivery.headers = opened.headers
                 options = opened.options
-                kept = task.options.result if options is None or options.result is UNSET else options.result
-                # The body comes from outside: a time that no cell can have would end the settler.
-                if kept and self._keeps_results and 0 < kept <= MOST_DELAY:
+                kept = task.options.result if options is None else options.kept_result(task.options.result)
+                if kept and self._keeps_results:
                     delivery.result_ttl, delivery.keep_result = kept, True
                     self._records.in_use = True
                 return self._validate(delivery, task, opened)

@@ -162,13 +162,8 @@ def bad() -> None:
     assert {one.task: one.code for one in app.reports} == {"die": "poison", "bad": "error"}
 
 
-async def test_the_report_is_stored_before_the_message_fails(app):
-    calls = []
-    publish = app.store.publish
-
-    async def noted(queue, drafts):
-        calls.append(f"publish {queue}")
-        return await publish(queue, drafts)
+async def enqueue_reported_failure(app):
+    """Enqueue a call that fails, and whose failure is reported to the queue `alerts`."""
 
     @app.task(queue="alerts")
     async def alert(failed: FailedCall) -> None: ...
@@ -178,6 +173,17 @@ async def test_the_report_is_stored_before_the_message_fails(app):
         raise Fail("no")
 
     await pay.enqueue()
+
+
+async def test_the_report_is_stored_before_the_message_fails(app):
+    calls = []
+    publish = app.store.publish
+
+    async def noted(queue, drafts):
+        calls.append(f"publish {queue}")
+        return await publish(queue, drafts)
+
+    await enqueue_reported_failure(app)
     app.store.publish = noted
     app.store.hook = lambda call: calls.append(call) if call == "settle" else None
     await app.burst()
@@ -194,14 +200,7 @@ async def test_a_report_waits_for_the_store_and_its_message_is_failed_afterwards
             raise BackendUnavailable("it does not answer")
         return await publish(queue, drafts)
 
-    @app.task(queue="alerts")
-    async def alert(failed: FailedCall) -> None: ...
-
-    @app.task(on_failure=alert)
-    async def pay() -> None:
-        raise Fail("no")
-
-    await pay.enqueue()
+    await enqueue_reported_failure(app)
     app.store.publish = broken
     worker = await app.burst()
     assert attempts == ["alerts"] * 3
@@ -212,14 +211,7 @@ async def test_without_the_store_the_message_is_not_failed_and_whoever_gets_it_n
     async def broken(_queue, _drafts):
         raise BackendUnavailable("it does not answer")
 
-    @app.task(queue="alerts")
-    async def alert(failed: FailedCall) -> None: ...
-
-    @app.task(on_failure=alert)
-    async def pay() -> None:
-        raise Fail("no")
-
-    await pay.enqueue()
+    await enqueue_reported_failure(app)
     publish, app.store.publish = app.store.publish, broken
     app.store.broken |= {"extend"}
     async with app.working(visibility_timeout=1.0) as (worker, _):
@@ -235,14 +227,7 @@ async def test_a_report_that_can_never_be_stored_is_logged_and_the_message_fails
     async def too_large(_queue, _drafts):
         raise MessageTooLarge("the body has 5 bytes, more than max_body")
 
-    @app.task(queue="alerts")
-    async def alert(failed: FailedCall) -> None: ...
-
-    @app.task(on_failure=alert)
-    async def pay() -> None:
-        raise Fail("no")
-
-    await pay.enqueue()
+    await enqueue_reported_failure(app)
     if problem == "store":
         app.store.publish = too_large
     else:

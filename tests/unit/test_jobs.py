@@ -27,6 +27,7 @@ from qworker.errors import (
 )
 from qworker.message import Selection, SettleAction, Settlement
 from qworker.worker import Worker, WorkerOptions
+from tests.support.apps import close_app
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import work_for
 
@@ -59,9 +60,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def tasks(url: str) -> AsyncIterator[Tasks]:
     app = Tasks(url)
     yield app
-    # Also the backend of the background loop, before their server ends.
-    await app.aclose()
-    await asyncio.to_thread(lambda: app._run_sync(app.aclose()))
+    await close_app(app)
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ import pytest
 from qworker import FailedCall, Hook, Tasks
 from qworker.errors import DuplicateTask, InvalidArguments, NotSupported, UnknownTask, UsageError
 from qworker.testing import enqueued_calls, in_memory, run_until_idle
+from tests.support.apps import close_app
 from tests.support.servers import RedisServer
 
 
@@ -36,12 +37,6 @@ def refusal(attempt, kind=UsageError) -> str:
         attempt()
     assert "\n" not in str(raised.value)
     return str(raised.value)
-
-
-async def close(app: Tasks) -> None:
-    """Close its backends, also that of the background loop, before their server ends."""
-    await app.aclose()
-    await asyncio.to_thread(lambda: app._run_sync(app.aclose()))
 
 
 def nothing() -> None: ...
@@ -72,7 +67,7 @@ async def test_a_task_that_this_process_does_not_have_is_enqueued_by_its_name(st
     sent: list[tuple[Any, str]] = []
     await run_until_idle(worker)
     assert sent == [(1, "")]
-    await close(web)
+    await close_app(web)
 
 
 async def test_a_named_task_that_the_app_has_takes_its_options_and_checks_arguments(tasks):
@@ -196,7 +191,7 @@ async def test_an_included_task_is_enqueued_to_the_store_of_the_app_and_run_ther
     assert (await run_until_idle(app)).acked == 8
     assert sorted(vars(lib)["ran"]) == list(range(1, 9))
     assert lib.url == store_url
-    await close(app)
+    await close_app(app)
 
 
 async def test_the_jobs_of_an_included_task_follow_it(store_url):

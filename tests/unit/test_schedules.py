@@ -28,6 +28,7 @@ from qworker.testing.helpers import enqueued_calls, in_memory, run_until_idle
 from qworker.testing.plugin import qworker_clock, qworker_memory
 from qworker.worker import Worker, WorkerOptions
 from qworker.worker.store_clock import StoreClock
+from tests.support.apps import close_app
 from tests.support.servers import RedisServer
 from tests.support.waiting import let_pass
 
@@ -54,9 +55,7 @@ def url_of(kind: str, folder: Path, redis: RedisServer) -> str:
 async def tasks(request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer) -> AsyncIterator[Tasks]:
     tasks = Tasks(url_of(request.param, tmp_path, redis))
     yield tasks
-    await tasks.aclose()
-    # Also the backend of the background loop, before its server ends.
-    await asyncio.to_thread(lambda: tasks._run_sync(tasks.aclose()))
+    await close_app(tasks)
 
 
 class App:

@@ -421,11 +421,7 @@ class Handlers:
                 app = getattr(app, part)
             # It calls the store of the parent, also if a factory has set the URL there, or the command line has.
             app._replace_url(url)  # noqa: SLF001
-            done: set[str] = set()
-            # A module may add some, because it includes another app.
-            while missing := [one for one in app.imports if one not in done]:
-                done.add(missing[0])
-                importlib.import_module(missing[0])
+            app._import_modules(importlib.import_module)  # noqa: SLF001
             self._app = app
         return self._app
 
