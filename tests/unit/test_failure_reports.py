@@ -222,6 +222,24 @@ async def test_without_the_store_the_message_is_not_failed_and_whoever_gets_it_n
         await wait_until(lambda: worker.counts.failed == 1 and worker.counts.acked == 1)
 
 
+async def test_a_stray_cancellation_does_not_keep_a_report_from_the_store(app):
+    publish, strays = app.store.publish, []
+
+    async def cancelled_once(queue, drafts):
+        if not strays:
+            # As a timer that an earlier handler has left behind.
+            strays.append(asyncio.current_task())
+            strays[0].cancel()
+            await asyncio.sleep(0)
+        return await publish(queue, drafts)
+
+    await enqueue_reported_failure(app)
+    app.store.publish = cancelled_once
+    worker = await app.burst()
+    assert strays
+    assert (worker.counts.failed, worker.counts.acked) == (1, 1)
+
+
 @pytest.mark.parametrize("problem", ["store", "headers"])
 async def test_a_report_that_can_never_be_stored_is_logged_and_the_message_fails(app, problem):
     async def too_large(_queue, _drafts):

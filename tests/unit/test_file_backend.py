@@ -44,6 +44,19 @@ FIXTURE = Path(__file__).parent.parent / "fixtures" / "fsq.tar.gz"
 LONG = 3600.0
 
 
+async def test_a_name_that_is_too_long_for_a_mark_is_cancelled_and_so_is_what_is_behind_it(tmp_path: Path) -> None:
+    backend = open_backend(f"file://{tmp_path}/spool?sync=off")
+    await backend.publish("q", [Draft(body=b"behind")])
+    directory = tmp_path / "spool" / "q"
+    # An item of fsq with a long argument.
+    (directory / "queue" / f"_20261121071038_123456789_4242_host_0_{'x' * 210}").write_bytes(b"long")
+    assert len(await backend.cancel("q", Selection(state=State.READY))) == 2
+    (directory / "fail" / "~cancelled").write_bytes(b"by another user")
+    found = await list_messages(backend, "q", Query(State.FAILED))
+    assert sorted(each.message.body for each in found) == [b"behind", b"by another user", b"long"]
+    await backend.aclose()
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "root"

@@ -139,6 +139,24 @@ async def test_a_process_that_is_frozen_in_the_lock_of_a_group_blocks_that_group
     assert await value_of(backend, "n") == b"new"
 
 
+async def test_a_process_that_is_frozen_in_the_lock_of_a_group_stops_no_reaper(
+    backend: FileBackend, group: Path, clock: FakeClock
+) -> None:
+    await carry_out(backend, put("n", ttl=60.0))
+    clock.advance(61.0)
+    frozen = os.open(group, os.O_RDONLY)
+    fcntl.flock(frozen, fcntl.LOCK_EX)
+    async with asyncio.timeout(20):
+        for _ in range(100):
+            await backend.reap(QUEUE)
+            clock.advance(1.0)
+    assert (group / "n").exists()
+    os.close(frozen)
+    while (group / "n").exists():
+        await backend.reap(QUEUE)
+        clock.advance(1.0)
+
+
 @pytest.mark.parametrize("mode", [0o700, 0o2770])
 async def test_cells_have_the_modes_of_their_queue(tmp_path: Path, mode: int) -> None:
     backend = open_backend(f"file://{tmp_path}/spool?sync=off&dir_mode=0{mode:o}")

@@ -301,6 +301,24 @@ async def test_a_message_with_an_injected_argument_fails(app):
     assert failed.error == "task 'pay' gets 'db' by injection: do not pass it"
 
 
+async def test_a_worker_ends_although_a_provider_never_opens(app):
+    opening = asyncio.Event()
+
+    async def pool() -> int:
+        opening.set()
+        await asyncio.Event().wait()
+        return 1
+
+    @app.task
+    async def work(one: int = provide(pool, scope="worker")) -> None: ...
+
+    await work.enqueue()
+    async with app.working() as (_, running):
+        async with asyncio.timeout(20):
+            await opening.wait()
+    assert running.done()
+
+
 async def test_a_direct_call_takes_what_it_is_given(app):
     @app.task
     async def pay(order: int, db: int = provide(session)) -> int:

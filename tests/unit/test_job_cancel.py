@@ -11,7 +11,7 @@ import pytest
 
 from qworker import Context, FailedCall, Tasks
 from qworker.cell import Cell, CellOp
-from qworker.errors import JobCancelled, UsageError
+from qworker.errors import BackendUnavailable, JobCancelled, MessageTooLarge, UsageError
 from qworker.jobs.cancel import finish_all_cancels, finish_cancels, list_cancels
 from qworker.jobs.source import JobSource
 from qworker.message import Selection
@@ -255,6 +255,55 @@ async def test_a_canceller_without_the_task_leaves_the_rest_to_a_worker_that_kno
     assert reported == ["cancelled"]
     assert await cells(tasks) == []
     await other.aclose()
+
+
+@pytest.mark.parametrize("problem", ["too large", "a hook"])
+async def test_a_report_that_can_never_be_stored_does_not_keep_a_cancel_from_its_end(tasks, monkeypatch, problem):
+    @tasks.task(queue="alerts")
+    async def alert(failed: FailedCall) -> None: ...
+
+    @tasks.task(result=60, on_failure=alert)
+    async def work() -> int:
+        return 1
+
+    job = await work.enqueue()
+    backend = await tasks.backend()
+    publish = backend.publish
+
+    async def refused(queue: str, drafts: Any) -> Any:
+        if queue == "alerts":
+            raise MessageTooLarge("the body is larger than max_body")
+        return await publish(queue, drafts)
+
+    if problem == "too large":
+        monkeypatch.setattr(backend, "publish", refused)
+    else:
+        tasks.add_header_source(lambda: 1 / 0)
+    assert await job.cancel() == "waiting"
+    assert await cells(tasks) == []
+    with pytest.raises(JobCancelled):
+        await job.result(timeout=5)
+
+
+async def test_a_queue_that_cannot_be_read_does_not_keep_the_others_from_their_repair(tasks, monkeypatch):
+    @tasks.task(result=60)
+    async def work() -> int:
+        return 1
+
+    await work.enqueue()
+    backend = await tasks.backend()
+    repair = CancelRepair(make_state(backend))
+    repair._queues.extend(["default", "other"])
+    visited: list[str] = []
+
+    async def broken(queue: str, ops: Sequence[CellOp]) -> Any:
+        visited.append(queue)
+        raise BackendUnavailable("it does not answer")
+
+    monkeypatch.setattr(backend, "cells", broken)
+    with pytest.raises(BackendUnavailable):
+        await repair.round()
+    assert sorted(visited) == ["default", "other", "q"]
 
 
 @pytest.mark.parametrize("scheme", ["fsq", "vsqs"])

@@ -25,7 +25,8 @@ from qworker.errors import (
     ResultTooBig,
     UsageError,
 )
-from qworker.message import Selection, SettleAction, Settlement
+from qworker.message import Draft, Selection, SettleAction, Settlement
+from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
 from tests.support.apps import close_app
 from tests.support.servers import RedisServer, free_port
@@ -579,6 +580,105 @@ async def test_a_handler_that_waits_for_its_child_frees_its_consumer(tasks, pare
         jobs = [await (outer if parent == "async" else outer_in_thread).enqueue(n) for n in range(4)]
         assert [await job.result(timeout=30) for job in jobs] == [1, 2, 3, 4]
         assert worker.counts.leased == 8
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_a_handler_that_follows_the_progress_of_its_child_frees_its_consumer(tasks, kind):
+    @tasks.task(result=60)
+    async def child(context: Context) -> None:
+        context.progress(1, 1)
+
+    @tasks.task(result=60)
+    async def parent() -> list[float]:
+        job = await child.enqueue()
+        return [progress.done async for progress in job.progress()]
+
+    @tasks.task(result=60)
+    def parent_in_thread() -> list[float]:
+        return [progress.done for progress in child.enqueue_sync().progress_sync()]
+
+    async with working(tasks, concurrency=1):
+        job = await (parent if kind == "async" else parent_in_thread).enqueue()
+        assert await job.result(timeout=30) == [1]
+
+
+async def test_a_wait_that_outlives_its_handler_takes_no_part_in_the_concurrency(tasks):
+    running: list[int] = []
+    most: list[int] = []
+    left: list[asyncio.Task[Any]] = []
+
+    @tasks.task(result=60)
+    async def never() -> None: ...
+
+    @tasks.task(result=60)
+    async def leave() -> None:
+        job = await never.using(delay=3600).enqueue()
+        left.append(asyncio.create_task(job.result()))
+        await work_for(0.05)
+
+    @tasks.task
+    async def count() -> None:
+        running.append(1)
+        most.append(len(running))
+        await work_for(0.02)
+        running.pop()
+
+    async with working(tasks, concurrency=1):
+        await (await leave.enqueue()).result(timeout=20)
+        for _ in range(5):
+            await count.enqueue()
+        await wait_until(lambda: len(most) == 5 and not running)
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
+    assert set(most) == {1}
+
+
+async def test_a_job_that_is_enqueued_again_waits_for_its_own_result(tasks):
+    @tasks.task(result=60)
+    async def double(number: int) -> int:
+        return 2 * number
+
+    first = await double.using(id="order").enqueue(1)
+    await run_all(tasks)
+    assert await first.result() == 2
+    again = await double.using(id="order").enqueue(5)
+    with pytest.raises(TimeoutError):
+        await again.result(timeout=0.2)
+    await run_all(tasks)
+    assert await again.result(timeout=20) == 10
+
+
+@pytest.mark.parametrize("kept", ["-1", "1e300"])
+async def test_a_time_for_a_result_that_no_cell_can_have_stops_no_worker(tasks, kept):
+    @tasks.task
+    async def work() -> int:
+        return 1
+
+    body = b'{"task":"work","options":{"result":%s}}' % kept.encode()
+    backend = await tasks.backend()
+    (one,) = await backend.publish("default", [Draft(body=body)])
+    assert await tasks.job(one).cancel() == "waiting"
+    await backend.publish("default", [Draft(body=body)] * 3)
+    worker = Worker(tasks, WorkerOptions(burst=True))
+    async with asyncio.timeout(40):
+        assert await worker.run()
+    assert worker.counts.acked == 3
+
+
+async def test_a_store_without_cells_acks_a_message_whose_result_is_wanted(tmp_path):
+    app = Tasks(f"fsq://{tmp_path}/spool")
+
+    @app.task
+    async def work() -> int:
+        return 1
+
+    await (await app.backend()).publish("default", [Draft(body=b'{"task":"work","options":{"result":60}}')])
+    worker = Worker(app, WorkerOptions(burst=True))
+    async with asyncio.timeout(40):
+        assert await worker.run()
+    assert worker.counts.acked == 1
+    await app.aclose()
 
 
 async def test_a_family_of_waiting_handlers_is_as_deep_as_the_limit_allows(tasks):

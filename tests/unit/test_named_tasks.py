@@ -39,6 +39,18 @@ def refusal(attempt, kind=UsageError) -> str:
     return str(raised.value)
 
 
+def test_a_module_that_adds_imports_while_it_is_imported_has_them_imported_too():
+    app, found = Tasks("memory://", imports=["plugins"]), []
+
+    def import_module(name: str) -> None:
+        found.append(name)
+        if name == "plugins":
+            app.imports += ("lib.jobs",)
+
+    app._import_modules(import_module)
+    assert found == ["plugins", "lib.jobs"]
+
+
 def nothing() -> None: ...
 
 

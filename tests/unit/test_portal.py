@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from qworker import State, Tasks
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
+from qworker.enqueue import portal
 from qworker.message import Query
 
 PROGRAM = """
@@ -98,6 +100,19 @@ def execute(folder: Path, program: str) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def test_a_call_that_ends_just_after_a_wait_gives_its_value():
+    class Late(concurrent.futures.Future):
+        """It ends between the end of a wait and the next look."""
+
+        def result(self, timeout=None):
+            if not self.done():
+                self.set_result(7)
+                raise concurrent.futures.TimeoutError
+            return super().result(timeout)
+
+    assert portal._result(Late()) == 7
 
 
 def test_all_threads_use_one_loop_in_one_thread():

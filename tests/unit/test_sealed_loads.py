@@ -20,6 +20,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.kit.directory import in_use
 from qworker.kit.directory.blocked import BlockedRecords
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
+from qworker.testing.wait_until import wait_until
 from qworker_file.layout import open_queue
 from qworker_file.load_window import LoadWindow
 from tests.support.waiting import give_turns
@@ -286,6 +287,32 @@ async def test_a_reaper_with_fsq_moves_a_load_that_another_process_has_sealed(sp
         await mover.reap("q")
     assert len(os.listdir(spool.queue / "queue")) == PARTS * ROWS - 10
     assert taken + await take(spool.open()) == rows_of()
+
+
+async def test_what_is_no_message_of_a_load_is_set_aside_and_the_mover_ends(spool: Spool) -> None:
+    await spool.load("job", 1, 3)
+    (chunk,) = spool.queue.glob("load-*/*/*")
+    (chunk / "note.txt").write_bytes(b"by a user")
+    (chunk.parent / "strange").write_bytes(b"no directory")
+    mover = spool.open("&fsq=1")
+    async with asyncio.timeout(20):
+        while list(spool.queue.glob("load-*")):
+            await mover.reap("q")
+    assert await take(spool.open()) == rows_of("job", 1, 3)
+    found = [each for each in (spool.queue / "fail").iterdir() if not each.name.endswith(".reason")]
+    assert sorted(each.read_bytes() for each in found) == [b"by a user", b"no directory"]
+
+
+async def test_a_damaged_seal_does_not_keep_a_reaper_with_fsq_from_expired_leases(spool: Spool) -> None:
+    holder = spool.open()
+    await holder.publish("q", [Draft(body=b"held")])
+    assert bodies(await holder.lease("q", 1, 60.0)) == ["held"]
+    await spool.load("bad", 1, 3)
+    next(spool.queue.glob("load-bad*/seal")).write_bytes(b"{")
+    await holder.aclose()
+    mover = spool.open("&fsq=1")
+    await wait_until(lambda: mover.reap("q"))
+    assert await take(mover) == ["held"]
 
 
 async def test_a_mover_and_workers_share_a_load_and_each_message_is_leased_once(spool: Spool) -> None:
