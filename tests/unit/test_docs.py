@@ -46,7 +46,7 @@ INSTALL = {"docs/howto/backend.md"}
 SPARK = "docs/pipeline/"
 # Programs of others.
 _PROGRAMS = """
-. apt-get cat convert-to-thumbnail cp curl docker echo find hostname kubectl ls mv openssl pip pkill printf pytest rfq
+. apt-get cat convert-to-thumbnail cp curl docker echo find flask hostname kubectl ls mv openssl pip pkill printf pytest rfq
 rm sed seq sh spark-submit uvicorn
 """
 PROGRAMS = set(_PROGRAMS.split())
