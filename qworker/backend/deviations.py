@@ -8,8 +8,9 @@ from typing import NoReturn
 from qworker.cell import CellWatch
 from qworker.errors import NotSupported, UsageError
 from qworker.message import Draft
+from qworker.validation import check_whole
 
-__all__ = ["check_hold", "no_cells", "refuse_cancel", "refuse_unsupported", "refuse_watches"]
+__all__ = ["check_hold", "check_priority", "no_cells", "refuse_cancel", "refuse_unsupported", "refuse_watches"]
 
 # For each rule: the property that a draft asks for, and what to do instead.
 _ASKED = {
@@ -35,6 +36,15 @@ def check_hold(draft: Draft) -> None:
         raise UsageError("hold= needs id=: give the message an id")
 
 
+def check_priority(draft: Draft) -> None:
+    """Check the priority of a draft.
+
+    Raises:
+        UsageError: It is not a whole number from 0 to 9.
+    """
+    check_whole("priority", draft.priority, 0, 9)
+
+
 def refuse_unsupported(
     scheme: str,
     deviations: Mapping[str, str],
@@ -56,11 +66,12 @@ def refuse_unsupported(
 
     Raises:
         NotSupported: A draft asks for such a property. The text says what to do instead.
-        UsageError: A draft has a hold and no id.
+        UsageError: A draft has a hold and no id, or a priority that is not from 0 to 9.
     """
     for draft in drafts:
         if draft.priority:
             _refuse("priority", scheme, deviations)
+            check_priority(draft)
         if draft.unique_key is not None:
             _refuse("unique_key", scheme, deviations)
         if draft.id is not None and (takes_id is None or not takes_id(draft.id)):
