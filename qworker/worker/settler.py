@@ -300,7 +300,6 @@ class Settler:
             self._counts.released += 1
             if delivery.released_because is not None:
                 more[events.ERROR] = one_line(delivery.released_because)
-                more["delay"] = round(settlement.delay, 3)
             self._log.info(events.MESSAGE_RELEASED, **delivery.fields(), **more)
         self._observe(delivery, outcome, settlement.error)
 
