@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from qworker import bulk
 from qworker.backend import Backend
@@ -216,6 +217,29 @@ async def test_a_damaged_seal_blocks_only_its_load(spool: Spool) -> None:
     await spool.load("good", 1, 3)
     assert await take(spool.open()) == rows_of("good", 1, 3)
     assert len(spool.staged()) == 3
+
+
+@pytest.mark.parametrize("damage", ["seal", "partition"])
+async def test_a_load_that_cannot_be_read_hides_no_other_message(spool: Spool, damage: str) -> None:
+    await spool.load("bad", 1, 3)
+    path = next(spool.queue.glob("load-bad*/seal" if damage == "seal" else "load-bad*/0*"))
+    if damage == "partition":
+        path.rename(path.with_name("elsewhere"))
+        path.write_bytes(b"")
+    else:
+        path.write_bytes(b"{")
+    await spool.load("good", 1, 1)
+    backend = spool.open()
+    ids = await backend.publish("q", [Draft(body=b"1"), Draft(body=b"2"), Draft(body=b"3")])
+    with structlog.testing.capture_logs() as logs:
+        stats = await backend.stats("q")
+    assert (stats.ready, stats.blocked) == (4, 1)
+    assert [line["event"] for line in logs] == ["message_blocked"]
+    assert [stored.message.id for stored in await backend.find("q", ids)] == ids
+    assert [one.id for one in await backend.cancel("q", Selection(ids=ids[:1]))] == ids[:1]
+    assert await backend.remove("q", Selection(ids=ids[1:2])) == 1
+    assert await backend.remove("q", Selection(state=State.READY)) == 2
+    assert len(list(spool.queue.glob("load-bad*/*/*/*"))) == 3
 
 
 # -- reading and changing ----------------------------------------------------------------------------------------------
