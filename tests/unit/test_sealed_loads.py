@@ -24,6 +24,7 @@ from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settle
 from qworker.testing.wait_until import wait_until
 from qworker_file.layout import open_queue
 from qworker_file.load_window import LoadWindow
+from qworker_file.loads import staged_files
 from tests.support.waiting import give_turns
 
 PARTS, ROWS = 3, 300
@@ -217,6 +218,28 @@ async def test_a_damaged_seal_blocks_only_its_load(spool: Spool) -> None:
     await spool.load("good", 1, 3)
     assert await take(spool.open()) == rows_of("good", 1, 3)
     assert len(spool.staged()) == 3
+
+
+async def test_a_listing_of_a_load_lets_other_tasks_run_between_its_chunks(spool: Spool) -> None:
+    writer = bulk.open(spool.open(), "q", "job")
+    await writer.commit(0, await stage(writer, 12, 1))
+    queue = open_queue(os.open(spool.root, os.O_RDONLY), "q")
+    assert queue is not None
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(count_turns())
+    chunks = 0
+    with queue:
+        async for _ in staged_files(queue.base, local_time=False, on_trouble=lambda _path, _reason: None):
+            chunks += 1
+    task.cancel()
+    assert (chunks, turns >= chunks) == (12, True)
 
 
 @pytest.mark.parametrize("damage", ["seal", "partition"])
