@@ -6,7 +6,7 @@ import struct
 
 import msgspec
 
-from qworker.backend.deviations import check_hold, check_priority
+from qworker.backend.deviations import check_draft
 from qworker.errors import BackendError
 from qworker.message import Draft, Message
 from qworker.names import check_key
@@ -79,11 +79,10 @@ def mark_given(special: bytes) -> bytes:
 
 
 def _special(draft: Draft) -> bytes:
-    check_priority(draft)
+    check_draft(draft)
     key = b"" if draft.unique_key is None else check_key(draft.unique_key).encode(errors="surrogateescape")
     # A due time in the past is a due time. 0 means that there is no due time.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
-    check_hold(draft)
     hold = _HOLD_TIME.pack(int(draft.hold * 1e6)) if draft.hold > 0 else b""
     priority = draft.priority + (_HOLD if hold else 0)
     return _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, priority) + hold + key
