@@ -15,6 +15,7 @@ from qworker.backend import Backend
 from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
 from qworker.cell import Cell, CellOp
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.definition.task_options import TaskOptions
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
 from qworker.failed_call import reported_by
@@ -42,6 +43,7 @@ Code = Literal[
     "paused",
     "delayed",
     "retrying",
+    "retry-policy",
     "leased",
     "expired",
     "failed",
@@ -240,7 +242,7 @@ async def _by_state(backend: Backend, stored: StoredMessage, error: str | None, 
 
 
 async def _ready(backend: Backend, stored: StoredMessage, glance: QueueGlance, now: float) -> list[Reason]:
-    where = _ahead(await _position(backend, stored)) if glance.is_short else _UNCOUNTED
+    where = _ahead(*await _position(backend, stored)) if glance.is_short else _UNCOUNTED
     reasons = [Reason("ready", f"it is ready{where}")]
     if not glance.is_paused and not glance.has_leases and now - stored.message.enqueued_at > _ABANDONED_S:
         reasons.append(
@@ -252,24 +254,29 @@ async def _ready(backend: Backend, stored: StoredMessage, glance: QueueGlance, n
     return reasons
 
 
-def _ahead(count: int | None) -> str:
+def _ahead(count: int | None, urgent: int) -> str:
     if count is None:
         return f". There are more than {COUNTED:,} messages ahead of it."
     if count == 0:
         return ", and the next to be leased"
-    return f". There {'is' if count == 1 else 'are'} {counted(count, 'message')} ahead of it."
+    higher = f": {urgent} with a higher priority" if urgent else ""
+    return f". There {'is' if count == 1 else 'are'} {counted(count, 'message')} ahead of it{higher}."
 
 
-async def _position(backend: Backend, stored: StoredMessage) -> int | None:
-    """Return how many ready messages are taken before this one. None: too many to count."""
-    position = 0
+async def _position(backend: Backend, stored: StoredMessage) -> tuple[int | None, int]:
+    """Return how many ready messages are taken before this one, and how many of them have a higher priority.
+
+    Without the first number, they are too many to count.
+    """
+    position = urgent = 0
     async for page in backend.browse(stored.message.queue, Query(State.READY, limit=COUNTED + 1)):
         for other in page:
             if other.message.id == stored.message.id:
-                return position
+                return position, urgent
             position += 1
+            urgent += other.message.priority > stored.message.priority
     # The message was taken in the meantime, or is beyond the limit.
-    return None if position > COUNTED else position
+    return None if position > COUNTED else position, urgent
 
 
 def _delayed(stored: StoredMessage, error: str | None, now: float) -> Reason:
@@ -321,6 +328,7 @@ async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list
         )
     opened = open_envelope(unpack(stored.message).body)
     if isinstance(opened, Envelope) and opened.task in tasks.registered_tasks:
+        found += _policy(stored, tasks[opened.task].options)
         signature = tasks[opened.task].signature
         try:
             signature.convert(opened.args, opened.kwargs)
@@ -344,6 +352,15 @@ async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list
             Reason("no-handler", f"its body is not a call of a task, and the app has no raw handler for {queue}")
         )
     return found
+
+
+def _policy(stored: StoredMessage, options: TaskOptions) -> list[Reason]:
+    """Explain when a message that has failed runs again."""
+    tries = stored.message.tries
+    if not tries:
+        return []
+    allowed = "" if options.max_tries is None else f" of {options.max_tries}"
+    return [Reason("retry-policy", f"its retry policy is {options.retries}, tries {tries}{allowed}")]
 
 
 async def _misfit(
