@@ -38,9 +38,9 @@ def visit(ctx: Context, url: str) -> None:
 
 
 def visits(urls: Iterable[str]) -> list[Call]:
-    """Return the calls for pages. The id of a page is taken for a day, so each page is visited once a day.
+    """Return the calls for pages. The id of a page is reserved for a day, so each page is visited once a day.
 
-    An id that is taken stores nothing. So no process keeps a set of visited pages, and none can lose it.
+    A call with a reserved id stores nothing. So no process keeps a set of visited pages, and none can lose it.
     """
     day = timedelta(days=1)
     return [visit.using(id=hashlib.sha256(url.encode()).hexdigest(), hold=day).call(url) for url in urls]

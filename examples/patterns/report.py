@@ -23,8 +23,8 @@ def count_words(path: str) -> int:
 async def report(ctx: Context, paths: list[str]) -> dict[str, int]:
     """Count the words of files. While it waits, its worker runs the parts, even with `-c 1`.
 
-    The ids of the parts are taken for an hour. If the worker is killed, the next attempt finds the parts of the first
-    one, with their results, and does not enqueue them again.
+    The ids of the parts are reserved for an hour. If the worker is killed, the next attempt finds the parts of the
+    first one, with their results, and does not enqueue them again.
     """
     calls = [
         count_words.using(id=f"{ctx.message.id}.{number}", hold=HOUR).call(path) for number, path in enumerate(paths)

@@ -147,6 +147,7 @@ def test_each_user_is_reminded_once_a_day_at_the_time_of_the_users_clock(
     assert "ada: 2026-10-24 09:00:00+01:00" in capsys.readouterr().out
 
     async def let_days_pass() -> None:
+        await run_until_idle(reminders.tasks)
         for _ in range(4 * DAYS):
             qworker_clock.advance(6 * 3600)
             await run_until_idle(reminders.tasks)
