@@ -10,6 +10,7 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from qworker import log_events as events
@@ -18,7 +19,7 @@ from qworker.failure_text import error_type
 from qworker.logs import one_line
 from qworker.message import QueueStats
 from qworker.worker.delivery import Delivery, Observer, Outcome
-from qworker.worker.metrics import Metrics
+from qworker.worker.metrics import Feature, FeatureCounts, Metrics
 
 __all__ = ["Meter", "Tracer", "flush", "observe_queues", "observers"]
 
@@ -26,16 +27,37 @@ _FLUSH_MS = 3000
 # The maximum number of different exception classes, because a library can create classes at run time.
 _MOST_ERROR_TYPES = 100
 _OTHER = "_OTHER"
+# Of each feature: its instrument, the attribute of its label, the unit, and the meaning.
+_FEATURES: dict[Feature, tuple[str, str, str, str]] = {
+    "ticks": ("qworker.schedule.ticks", "qworker.outcome", "{tick}", "Ticks of schedules."),
+    "results": ("qworker.results_stored", "qworker.outcome", "{result}", "Results that were stored for callers."),
+    "failure_reports": (
+        "qworker.failure_reports",
+        "qworker.outcome",
+        "{report}",
+        "Calls of on_failure.",
+    ),
+    "releases": (
+        "qworker.messages_left",
+        "qworker.reason",
+        "{message}",
+        "Messages that were released for other workers.",
+    ),
+}
 _ERRORS = {Outcome.RETRIED, Outcome.FAILED, Outcome.LOST}
 
 
-def observers() -> list[Observer]:
-    """Return the observers that feed OpenTelemetry. The list is empty if the application has not configured it."""
+def observers(features: FeatureCounts) -> list[Observer]:
+    """Return the observers that feed OpenTelemetry. The list is empty if the application has not configured it.
+
+    Args:
+        features: The counts of the worker's features.
+    """
     found: list[Observer] = []
     if (tracer_provider := get_provider("trace", "get_tracer_provider")) is not None:
         found.append(Tracer(tracer_provider))
     if (meter_provider := get_provider("metrics", "get_meter_provider")) is not None:
-        found.append(Meter(meter_provider))
+        found.append(Meter(meter_provider, features))
     return found
 
 
@@ -140,10 +162,16 @@ class Tracer:
 
 
 class Meter:
-    """An `Observer` that feeds instruments. The counters are read only when they are collected."""
+    """An `Observer` that feeds instruments. The counters are read only when they are collected.
 
-    def __init__(self, provider: Any) -> None:
+    Args:
+        provider: The provider of meters.
+        features: The counts of the worker's features.
+    """
+
+    def __init__(self, provider: Any, features: FeatureCounts) -> None:
         self._counts = Metrics()
+        self._features = features
         self._observation: Any = importlib.import_module("opentelemetry.metrics").Observation
         self._attributes: dict[tuple[str, str, str], dict[str, str]] = {}
         self._error_types: set[str] = set()
@@ -154,6 +182,9 @@ class Meter:
         meter.create_observable_counter(
             "qworker.leases_lost", [self._lost], "{lease}", "Leases that were lost before their outcome was stored."
         )
+        for feature, (name, label, unit, meaning) in _FEATURES.items():
+            observe = partial(self._count_feature, feature, label)
+            meter.create_observable_counter(name, [observe], unit, meaning)
         self._duration: Any = meter.create_histogram(
             "messaging.process.duration", "s", "Duration of processing operation."
         )
@@ -198,6 +229,12 @@ class Meter:
                     yield self._observation(
                         count, {**self._labels(cell.queue, cell.task, ""), "qworker.outcome": outcome}
                     )
+
+    def _count_feature(self, feature: Feature, label: str, _options: Any) -> Iterator[Any]:
+        for one in self._features.counts():
+            attributes = {**on_queue(one.queue), "qworker.task": one.task}
+            for value, count in one.features.get(feature, {}).copy().items():
+                yield self._observation(count, attributes | {label: value})
 
     def _lost(self, _options: Any) -> Iterator[Any]:
         for cell in self._counts.counts():
