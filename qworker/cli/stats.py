@@ -10,9 +10,16 @@ from qworker.cli.options import URLCommand, backend_from_url, json_option, run
 from qworker.cli.output import echo, format_seconds, print_json, print_problems, print_table
 from qworker.jobs.kept import MOST_COUNTED, count_kept
 from qworker.message import QueueStats
-from qworker.names import check_existing_queue
+from qworker.names import check_existing_queue, counted
 
 __all__ = ["command"]
+
+_NOUNS = {
+    "schedules": "schedule",
+    "results": "result",
+    "progress": "progress report",
+    "cancels": "unfinished cancel",
+}
 
 
 @click.command("stats", cls=URLCommand)
@@ -26,8 +33,8 @@ def command(url: str, queue: str | None, json: bool) -> None:
     again, and is kept for `qworker requeue`. done: acked and still kept. oldest: how long the oldest ready message has
     waited. If a queue cannot be used, the reason is on standard error.
 
-    For one queue, kept: its schedules, the results and the progress of its jobs, and cancels that are not finished. At
-    most 1,000 of each are counted.
+    For one queue also what is kept beside its messages: schedules, results and progress of jobs, and cancels that are
+    not finished. At most 1,000 of each are counted.
 
     \b
     Examples:
@@ -41,7 +48,7 @@ def command(url: str, queue: str | None, json: bool) -> None:
     elif found:
         _show(found, queue is not None)
         if kept:
-            echo("kept: " + ", ".join(_kept(word, count) for word, count in kept.items()))
+            echo("beside the messages: " + ", ".join(_kept(word, count) for word, count in kept.items()))
     else:
         echo("no queues yet: `qworker run`, `enqueue` or `create` creates them")
 
@@ -54,7 +61,8 @@ async def _stats(url: str, queue: str | None) -> tuple[list[QueueStats], dict[st
 
 
 def _kept(word: str, count: int) -> str:
-    return f"{count:,}{' or more' if count == MOST_COUNTED else ''} {word}"
+    what = counted(count, _NOUNS[word])
+    return f"{what} or more" if count == MOST_COUNTED else what
 
 
 def _show(found: list[QueueStats], one: bool) -> None:

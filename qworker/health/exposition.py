@@ -102,38 +102,40 @@ def _counted(counts: Sequence[TaskCounts]) -> Iterator[Metric]:
     return iter((consumed, duration, tries, lost))
 
 
-# Of each feature: its metric, the label beside the queue and the task, and the meaning.
-_FEATURES: dict[Feature, tuple[str, str, str]] = {
-    "ticks": (
-        "qworker_schedule_ticks_total",
-        "qworker_outcome",
-        "Ticks of schedules by outcome: enqueued, or missed, which includes those that were skipped.",
-    ),
-    "results": (
-        "qworker_results_stored_total",
-        "qworker_outcome",
-        "Results that were stored for callers, by outcome: done, failed, too_big, not_encodable.",
-    ),
-    "failure_reports": (
-        "qworker_failure_reports_total",
-        "qworker_outcome",
-        "Calls of on_failure by outcome: stored, or lost, because they can never be stored.",
-    ),
-    "releases": (
-        "qworker_messages_left_total",
-        "qworker_reason",
-        "Messages that were released for other workers, by reason: unknown_task, arguments.",
-    ),
-}
-
-
 def _featured(counts: Sequence[TaskCounts]) -> Iterator[Metric]:
-    for feature, (name, label, meaning) in _FEATURES.items():
-        metric = CounterMetricFamily(name, meaning, labels=(*_QUEUE, "qworker_task", label))
-        for one in counts:
-            for value, count in one.features.get(feature, {}).items():
-                metric.add_metric((*_on(one.queue), one.task, value), count)
-        yield metric
+    ticks = CounterMetricFamily(
+        "qworker_schedule_ticks_total",
+        "Ticks of schedules by outcome: enqueued, or missed, which includes those that were skipped.",
+        labels=(*_QUEUE, "qworker_outcome"),
+    )
+    results = CounterMetricFamily(
+        "qworker_results_stored_total",
+        "Results that were stored for callers, by outcome: done, failed, too_big, not_encodable.",
+        labels=(*_TASK, "qworker_outcome"),
+    )
+    reports = CounterMetricFamily(
+        "qworker_failure_reports_total",
+        "Calls of on_failure by outcome: stored, or lost, because they can never be stored.",
+        labels=(*_TASK, "qworker_outcome"),
+    )
+    releases = CounterMetricFamily(
+        "qworker_releases_total",
+        "Messages that were released for other workers, by reason: unknown_task, arguments.",
+        labels=(*_TASK, "qworker_reason"),
+    )
+    of_tasks: dict[Feature, CounterMetricFamily] = {
+        "results": results,
+        "failure_reports": reports,
+        "releases": releases,
+    }
+    for one in counts:
+        # Copies: the event loop's thread may write to them.
+        for outcome, count in one.features.get("ticks", {}).copy().items():
+            ticks.add_metric((*_on(one.queue), outcome), count)
+        for feature, metric in of_tasks.items():
+            for value, count in one.features.get(feature, {}).copy().items():
+                metric.add_metric((*_on(one.queue), "process", one.task, value), count)
+    return iter((ticks, *of_tasks.values()))
 
 
 def _sampled(queues: Sequence[QueueStats]) -> Iterator[Metric]:

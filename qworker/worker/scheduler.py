@@ -61,7 +61,6 @@ class Scheduler:
     def __init__(self, state: WorkerState) -> None:
         self._backend = state.backend
         self._schedules = state.app.schedules
-        self._tasks = state.app.registered_tasks
         self._features = state.features
         self._queues = sorted({*state.app.queue_names(), *state.queues})
         self._clock = state.clock
@@ -289,8 +288,6 @@ class Scheduler:
             self._push(entry, upcoming + _JITTER * self._draw())
 
     def _count(self, definition: Definition, **outcomes: int) -> None:
-        # The name of a task that the app does not register comes from outside.
-        task = definition.task if definition.task in self._tasks else ""
         for outcome, count in outcomes.items():
             if count:
-                self._features.add("ticks", outcome, definition.queue, task, count)
+                self._features.add("ticks", outcome, definition.queue, count=count)

@@ -10,7 +10,6 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 from qworker import log_events as events
@@ -27,23 +26,6 @@ _FLUSH_MS = 3000
 # The maximum number of different exception classes, because a library can create classes at run time.
 _MOST_ERROR_TYPES = 100
 _OTHER = "_OTHER"
-# Of each feature: its instrument, the attribute of its label, the unit, and the meaning.
-_FEATURES: dict[Feature, tuple[str, str, str, str]] = {
-    "ticks": ("qworker.schedule.ticks", "qworker.outcome", "{tick}", "Ticks of schedules."),
-    "results": ("qworker.results_stored", "qworker.outcome", "{result}", "Results that were stored for callers."),
-    "failure_reports": (
-        "qworker.failure_reports",
-        "qworker.outcome",
-        "{report}",
-        "Calls of on_failure.",
-    ),
-    "releases": (
-        "qworker.messages_left",
-        "qworker.reason",
-        "{message}",
-        "Messages that were released for other workers.",
-    ),
-}
 _ERRORS = {Outcome.RETRIED, Outcome.FAILED, Outcome.LOST}
 
 
@@ -182,9 +164,27 @@ class Meter:
         meter.create_observable_counter(
             "qworker.leases_lost", [self._lost], "{lease}", "Leases that were lost before their outcome was stored."
         )
-        for feature, (name, label, unit, meaning) in _FEATURES.items():
-            observe = partial(self._count_feature, feature, label)
-            meter.create_observable_counter(name, [observe], unit, meaning)
+        meter.create_observable_counter(
+            "qworker.schedule.ticks", [self._count("ticks", "qworker.outcome")], "{tick}", "Ticks of schedules."
+        )
+        meter.create_observable_counter(
+            "qworker.results_stored",
+            [self._count("results", "qworker.outcome")],
+            "{result}",
+            "Results that were stored for callers.",
+        )
+        meter.create_observable_counter(
+            "qworker.failure_reports",
+            [self._count("failure_reports", "qworker.outcome")],
+            "{call}",
+            "Calls of on_failure.",
+        )
+        meter.create_observable_counter(
+            "qworker.releases",
+            [self._count("releases", "qworker.reason")],
+            "{message}",
+            "Messages that were released for other workers.",
+        )
         self._duration: Any = meter.create_histogram(
             "messaging.process.duration", "s", "Duration of processing operation."
         )
@@ -230,11 +230,16 @@ class Meter:
                         count, {**self._labels(cell.queue, cell.task, ""), "qworker.outcome": outcome}
                     )
 
-    def _count_feature(self, feature: Feature, label: str, _options: Any) -> Iterator[Any]:
-        for one in self._features.counts():
-            attributes = {**on_queue(one.queue), "qworker.task": one.task}
-            for value, count in one.features.get(feature, {}).copy().items():
-                yield self._observation(count, attributes | {label: value})
+    def _count(self, feature: Feature, label: str) -> Callable[[Any], Iterator[Any]]:
+        """Return the callback of a feature's counter."""
+
+        def observe(_options: Any) -> Iterator[Any]:
+            for one in self._features.counts():
+                shared = on_queue(one.queue) if feature == "ticks" else self._labels(one.queue, one.task, "")
+                for value, count in one.features.get(feature, {}).copy().items():
+                    yield self._observation(count, {**shared, label: value})
+
+        return observe
 
     def _lost(self, _options: Any) -> Iterator[Any]:
         for cell in self._counts.counts():

@@ -26,6 +26,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
         status = main(list(arguments))
         output = capsys.readouterr()
         return status, output.out, output.err
@@ -93,7 +94,7 @@ def test_a_store_without_cells_shows_a_job_and_says_in_one_line_what_it_cannot(
         assert (status, out, err.count("\n")) == (2, "", 1), command
         assert err.startswith(f"qworker: {scheme}: does not support {what}"), command
         assert "use file: or redis:" in err
-    assert "kept" not in run("stats", url, "q")[1]
+    assert "beside" not in run("stats", url, "q")[1]
     assert json.loads(run("top", url, "--once", "--interval", "0.1", "--json")[1])["running"] == []
 
 
@@ -103,9 +104,9 @@ def test_stats_counts_what_the_jobs_of_one_queue_keep_and_nothing_where_they_kee
     assert run("create", tasks.url, "plain")[0] == 0
     for n in range(3):
         finished(tasks, n)
-    assert "kept" not in run("stats", tasks.url, "plain")[1]
+    assert "beside" not in run("stats", tasks.url, "plain")[1]
     assert "kept" not in json.loads(run("stats", tasks.url, "plain", "--json")[1])
-    assert run("stats", tasks.url, "default")[1].splitlines()[2] == "kept: 3 results"
+    assert run("stats", tasks.url, "default")[1].splitlines()[-1] == "beside the messages: 3 results"
     assert json.loads(run("stats", tasks.url, "default", "--json")[1])["kept"] == {"results": 3}
 
 

@@ -45,7 +45,7 @@ class Size(msgspec.Struct):
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    with RedisServer(port=free_port()) as server:
+    with RedisServer(port=free_port(), databases="500") as server:
         yield server
 
 
@@ -56,7 +56,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "file":
         return f"file://{tmp_path}/spool?sync=off"
     server: RedisServer = request.getfixturevalue("redis")
-    return f"redis://127.0.0.1:{server.port}/{next(_dbs) % 16}"
+    return f"redis://127.0.0.1:{server.port}/{next(_dbs)}"
 
 
 @pytest.fixture

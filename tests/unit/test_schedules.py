@@ -538,7 +538,7 @@ async def test_a_tick_is_counted_once_however_many_workers_enqueue_it(url: str, 
     counts = merge_counts(one for worker in workers for one in worker.features.counts())
     # By the default policy, the latest of three ticks runs.
     assert [(one.queue, one.task, one.features) for one in counts] == [
-        ("q", "note", {"ticks": {"enqueued": 2, "missed": 4}})
+        ("q", "", {"ticks": {"enqueued": 2, "missed": 4}})
     ]
 
 
