@@ -33,8 +33,8 @@ def command(url: str, queue: str | None, json: bool) -> None:
     again, and is kept for `qworker requeue`. done: acked and still kept. oldest: how long the oldest ready message has
     waited. If a queue cannot be used, the reason is on standard error.
 
-    For one queue also what is kept beside its messages: schedules, results and progress of jobs, and cancels that are
-    not finished. At most 1,000 of each are counted.
+    For one queue, also kept: schedules, the results and the progress of jobs, and cancels that are not finished. At
+    most 1,000 of each are counted.
 
     \b
     Examples:
@@ -48,7 +48,7 @@ def command(url: str, queue: str | None, json: bool) -> None:
     elif found:
         _show(found, queue is not None)
         if kept:
-            echo("beside the messages: " + ", ".join(_kept(word, count) for word, count in kept.items()))
+            echo("also kept: " + ", ".join(_kept(word, count) for word, count in kept.items()))
     else:
         echo("no queues yet: `qworker run`, `enqueue` or `create` creates them")
 

@@ -1,7 +1,7 @@
 """Notes of handlers that wait for other jobs, for `explain`.
 
-A wait is noted once it is long: most are short, and nobody asks about those. A note expires soon after its worker has
-died, so that it tells nothing of a later delivery.
+A wait is noted when it gets long, because most waits are short. A note expires soon after its worker has died: it does
+not apply to a later delivery.
 """
 
 from __future__ import annotations

@@ -65,10 +65,15 @@ def test_the_end_of_a_job_is_a_value_or_one_json_document(tasks: Tasks, run: Run
     status, out, _ = run("job", tasks.url, "default", done, "--wait", "--json")
     assert (status, json.loads(out)) == (0, {"id": done, "queue": "default", "result": 42})
     status, out, err = run("job", tasks.url, "default", failed, "--wait")
-    assert (status, out, err) == (1, "", "qworker: Fail: n is negative\n")
+    assert (status, out, err) == (1, "", "qworker: the job failed (error): n is negative\n")
     status, out, _ = run("job", tasks.url, "default", failed, "--wait", "--json")
     told = json.loads(out)
-    assert (status, told["id"], told["error"], told["code"]) == (1, failed, "Fail: n is negative", "error")
+    assert (status, told["id"], told["error"], told["code"]) == (
+        1,
+        failed,
+        "the job failed (error): n is negative",
+        "error",
+    )
 
 
 @pytest.mark.parametrize("scheme", ["vsqs", "fsq", "mq", "sq"])
@@ -94,7 +99,7 @@ def test_a_store_without_cells_shows_a_job_and_says_in_one_line_what_it_cannot(
         assert (status, out, err.count("\n")) == (2, "", 1), command
         assert err.startswith(f"qworker: {scheme}: does not support {what}"), command
         assert "use file: or redis:" in err
-    assert "beside" not in run("stats", url, "q")[1]
+    assert "also kept" not in run("stats", url, "q")[1]
     assert json.loads(run("top", url, "--once", "--interval", "0.1", "--json")[1])["running"] == []
 
 
@@ -104,9 +109,9 @@ def test_stats_counts_what_the_jobs_of_one_queue_keep_and_nothing_where_they_kee
     assert run("create", tasks.url, "plain")[0] == 0
     for n in range(3):
         finished(tasks, n)
-    assert "beside" not in run("stats", tasks.url, "plain")[1]
+    assert "also kept" not in run("stats", tasks.url, "plain")[1]
     assert "kept" not in json.loads(run("stats", tasks.url, "plain", "--json")[1])
-    assert run("stats", tasks.url, "default")[1].splitlines()[-1] == "beside the messages: 3 results"
+    assert run("stats", tasks.url, "default")[1].splitlines()[-1] == "also kept: 3 results"
     assert json.loads(run("stats", tasks.url, "default", "--json")[1])["kept"] == {"results": 3}
 
 
