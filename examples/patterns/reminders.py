@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from qworker import Context, Tasks
 
@@ -34,4 +35,5 @@ def show() -> None:
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
-    {"add": add, "remove": remove, "show": show}[command](*arguments)
+    commands: dict[str, Callable[..., None]] = {"add": add, "remove": remove, "show": show}
+    commands[command](*arguments)
