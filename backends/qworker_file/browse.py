@@ -17,7 +17,7 @@ from qworker.message import Message, MessageRef, State
 from qworker_file.foreign import read_arguments
 from qworker_file.id_place import Place, locate
 from qworker_file.layout import QueueDir
-from qworker_file.loads import is_load, staged_files
+from qworker_file.loads import StagedFile, is_load, staged_files
 from qworker_file.names import (
     is_cancelled_name,
     is_generated_id,
@@ -62,12 +62,16 @@ class FileBrowser(QueueBrowser[QueueDir]):
                     yield [file for file in waiting if file.state is state]
             if state is State.READY:
                 # Before queue/: a mover renames files from here to there.
-                async for staged in staged_files(files.base, local_time=self._local_time):
+                async for staged in self._staged():
                     yield [MessageFile(state, files.base, file.path, file.item) for file in staged]
             directory = self._directory(state)
             if directory is not None:
                 async for names in name_slices(directory):
                     yield [self._plain(state, directory, name) for name in names if name[0] != "."]
+
+    def _staged(self) -> AsyncIterator[list[StagedFile]]:
+        """List the staged files of sealed loads. A load that cannot be read is recorded, and hides no other message."""
+        return staged_files(self.files.base, local_time=self._local_time, on_trouble=self.queue.loads.report)
 
     def _directory(self, state: State) -> int | None:
         """Return the directory in which the names of a state are items."""
@@ -112,7 +116,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
             waiting = [file for name in names if (file := self._delayed(name, now)) is not None]
             found += [file for file in waiting if file.state is state]
         if state is State.READY:
-            async for staged in staged_files(files.base, local_time=self._local_time):
+            async for staged in self._staged():
                 found += [
                     MessageFile(state, files.base, file.path, file.item) for file in staged if share.has(file.item)
                 ]

@@ -15,6 +15,7 @@ from qworker.backend import Backend
 from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
 from qworker.cell import Cell, CellOp
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.definition.task_options import TaskOptions
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
 from qworker.failed_call import reported_by
@@ -42,6 +43,7 @@ Code = Literal[
     "paused",
     "delayed",
     "retrying",
+    "retry-policy",
     "leased",
     "expired",
     "failed",
@@ -321,6 +323,7 @@ async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list
         )
     opened = open_envelope(unpack(stored.message).body)
     if isinstance(opened, Envelope) and opened.task in tasks.registered_tasks:
+        found += _policy(stored, tasks[opened.task].options)
         signature = tasks[opened.task].signature
         try:
             signature.convert(opened.args, opened.kwargs)
@@ -344,6 +347,15 @@ async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list
             Reason("no-handler", f"its body is not a call of a task, and the app has no raw handler for {queue}")
         )
     return found
+
+
+def _policy(stored: StoredMessage, options: TaskOptions) -> list[Reason]:
+    """Explain when a message that has failed runs again."""
+    tries = stored.message.tries
+    if not tries:
+        return []
+    allowed = "" if options.max_tries is None else f" of {options.max_tries}"
+    return [Reason("retry-policy", f"its retry policy is {options.retries}, tries {tries}{allowed}")]
 
 
 async def _misfit(
