@@ -153,6 +153,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
                 for name in ready_names(message_id, task):
                     if has_entry(name, files.queue):
                         yield MessageFile(State.READY, files.queue, name, name)
+                        break
         for state in (State.LEASED, State.DELAYED, State.FAILED, State.DONE):
             async for found in self._waiting() if state is State.DELAYED else self.slices(state):
                 for file in found:
@@ -218,6 +219,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
             tries=0 if parsed is None else parsed.tries,
             deaths=0 if parsed is None else parsed.deaths,
             enqueued_at=status.st_mtime if parsed is None or parsed.enqueued_at is None else parsed.enqueued_at,
+            priority=0 if parsed is None else parsed.priority,
             argv=(file.item,) if parsed is None else read_arguments(self.files, parsed),
         )
 

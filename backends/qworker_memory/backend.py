@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.backend.deviations import check_hold
+from qworker.backend.deviations import check_draft
 from qworker.cell import Cell, CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.failure_text import cancelled_text
@@ -117,7 +117,7 @@ class MemoryBackend(Backend):
         check_bodies(drafts, self.max_body)
         now = self._clock.time()
         for draft in drafts:
-            check_hold(draft)
+            check_draft(draft)
         with self._store.lock:
             content = self._store.get_or_create(queue)
             ids = [content.publish(draft, now) for draft in drafts]
