@@ -20,9 +20,24 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _TASK_OPTIONS = frozenset(
-    {"name", "queue", "max_tries", "timeout", "backoff", "process", "priority", "hold", "result", "hooks", "on_failure"}
+    {
+        "name",
+        "queue",
+        "max_tries",
+        "timeout",
+        "backoff",
+        "process",
+        "priority",
+        "hold",
+        "result",
+        "hooks",
+        "on_failure",
+        "unique",
+    }
 )
-_CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "unique_key", "id", "queue", "headers", "hold", "result"})
+_CALL_OPTIONS = frozenset(
+    {"delay", "due_at", "priority", "unique_key", "id", "queue", "headers", "hold", "result", "unique"}
+)
 
 # Names of other libraries: the option that is meant, and the difference.
 _OPTIONS: dict[str, tuple[str, str]] = {
@@ -52,7 +67,7 @@ _OPTIONS: dict[str, tuple[str, str]] = {
         ("backoff", "a Backoff(initial=..., maximum=...)"),
     ),
     **dict.fromkeys(("job_id", "_job_id", "task_id", "message_id"), ("id", "")),
-    **dict.fromkeys(("unique", "queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),
+    **dict.fromkeys(("queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),
     **dict.fromkeys(("actor_name", "task_name"), ("name", "")),
     **dict.fromkeys(
         ("store_results", "store_result", "result_ttl", "keep_result", "result_expires"),
