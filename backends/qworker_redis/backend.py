@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Self
 
 from qworker.backend import Backend
+from qworker.backend.unique_keys import give_ids, refuse_pending
 from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.failure_text import cancelled_text
@@ -128,7 +129,10 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        return await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), drafts)))
+        drafts = give_ids(drafts)
+        ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), drafts)))
+        refuse_pending(drafts, ids)
+        return ids
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

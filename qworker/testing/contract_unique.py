@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qworker.errors import AlreadyEnqueued, UsageError
-from qworker.message import Draft, KeyHolder, Selection, SettleAction, State
+from qworker.message import Draft, Selection, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.rules import rule
@@ -36,7 +36,7 @@ def debounce(case: Case, wait: float = 2.0, at_most: float | None = None) -> Uni
 class UniqueContract(Contract):
     """The tests of unique keys."""
 
-    # -- the table: what another message does, if the first one waits, and if it is leased -------------------------------
+    # -- the table: what another message does, if the first one waits, and if it is leased -------------------------
 
     @rule("unique_key")
     async def test_keep_stores_nothing_while_one_waits_or_is_leased(self, case: Case) -> None:
@@ -75,7 +75,7 @@ class UniqueContract(Contract):
         assert await publish(case, b"x", _ERROR, id="one") == await publish(case, b"x", _ERROR, id="one") == "one"
         assert await case.leased_bodies() == [b"x"]
 
-    # -- when a key is free ----------------------------------------------------------------------------------------------
+    # -- when a key is free ----------------------------------------------------------------------------------------
 
     @rule("unique_key")
     async def test_until_started_the_key_is_free_at_the_lease_and_stays_free(self, case: Case) -> None:
@@ -164,7 +164,7 @@ class UniqueContract(Contract):
         ready, _, _, failed = await case.counts()
         assert (ready, failed) == (1, 1)
 
-    # -- all together ----------------------------------------------------------------------------------------------------
+    # -- all together ----------------------------------------------------------------------------------------------
 
     @rule("unique_key")
     async def test_of_many_publishers_at_once_one_stores(self, case: Case) -> None:
