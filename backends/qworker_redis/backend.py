@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Self
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from typing import ClassVar, Self
 
 from qworker.backend import Backend
+from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.unique_keys import give_ids, refuse_pending
 from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -72,6 +73,8 @@ class RedisBackend(Backend):
         remote_leases: Whether leases outlive this process.
     """
 
+    deviations: ClassVar[Mapping[str, str]] = {"unique_app": "the keys of a queue are in one hash slot"}
+
     def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._store = store = RedisStore(options, NATIVE, clock)
         self._pool = store.pool
@@ -129,7 +132,10 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        drafts = give_ids(drafts)
+        keyed = give_ids(drafts)
+        if keyed is not drafts:
+            refuse_unsupported("redis", self.deviations, keyed)
+            drafts = keyed
         ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), drafts)))
         refuse_pending(drafts, ids)
         return ids

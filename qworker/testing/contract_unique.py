@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qworker.errors import AlreadyEnqueued, UsageError
-from qworker.message import Draft, Selection, SettleAction, State
+from qworker.message import Draft, KeyHolder, Selection, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.rules import rule
@@ -74,6 +74,112 @@ class UniqueContract(Contract):
     async def test_the_same_message_again_is_not_an_error(self, case: Case) -> None:
         assert await publish(case, b"x", _ERROR, id="one") == await publish(case, b"x", _ERROR, id="one") == "one"
         assert await case.leased_bodies() == [b"x"]
+
+    @rule("unique_key")
+    @rule("unique_replace")
+    async def test_replace_changes_the_one_that_waits_and_keeps_its_id(self, case: Case) -> None:
+        first = await publish(case, b"first", task="a")
+        await publish(case, b"other", unique_key="o")
+        assert await publish(case, b"second", _REPLACE, task="b") == first
+        assert await case.counts() == (2, 0, 0, 0)
+        leases = await case.lease(10)
+        assert [(lease.message.id, lease.message.body) for lease in leases][:1] == [(first, b"second")]
+        assert [lease.message.body for lease in leases] == [b"second", b"other"]
+
+    @rule("unique_key")
+    @rule("unique_replace")
+    async def test_replace_sets_the_due_time_later_and_earlier(self, case: Case) -> None:
+        first = await publish(case, b"1")
+        assert await publish(case, b"2", _REPLACE, delay=case.tick) == first
+        assert await case.counts() == (0, 0, 1, 0)
+        assert await publish(case, b"3", _REPLACE, delay=case.tick * 50) == first
+        await case.harness.advance(case.tick * 2)
+        assert await case.lease() == []
+        assert await publish(case, b"4", _REPLACE) == first
+        assert await case.leased_bodies() == [b"4"]
+
+    @rule("unique_key")
+    @rule("unique_replace")
+    async def test_replace_changes_a_retry_which_has_all_its_tries_again(self, case: Case) -> None:
+        first = await publish(case, b"first")
+        await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, delay=case.long, error="broken")
+        assert await publish(case, b"second", _REPLACE) == first
+        lease = await case.lease_one()
+        assert (lease.message.id, lease.message.body, lease.message.tries) == (first, b"second", 0)
+        await case.settle(lease, SettleAction.ACK)
+        assert await publish(case, b"third") != first
+
+    @rule("unique_key")
+    @rule("unique_replace")
+    async def test_replace_while_one_is_leased_waits_with_the_key(self, case: Case) -> None:
+        first = await publish(case, b"first")
+        lease = await case.lease_one()
+        second = await publish(case, b"second", _REPLACE)
+        assert second != first
+        # One runs, and at most one waits.
+        assert await publish(case, b"third", _REPLACE) == second
+        assert await case.counts() == (1, 1, 0, 0)
+        assert await case.settle(lease, SettleAction.ACK)
+        assert await publish(case, b"x") == second
+        assert await case.leased_bodies() == [b"third"]
+
+    @rule("unique_key")
+    @rule("unique_replace")
+    async def test_a_replaced_message_can_fail_be_requeued_and_removed(self, case: Case) -> None:
+        first = await publish(case, b"first")
+        await publish(case, b"second", _REPLACE)
+        await case.settle(await case.lease_one(), SettleAction.FAIL_PERM, error="no")
+        assert await case.state(first) is State.FAILED
+        assert await case.backend.requeue(case.queue, Selection(ids=[first])) == 1
+        assert await publish(case, b"third", _REPLACE) == first
+        assert (await case.find(first) or pytest.fail("it is gone")).message.body == b"third"
+        assert await case.backend.remove(case.queue, Selection(ids=[first])) == 1
+        assert await publish(case, b"fourth") != first
+        assert await case.leased_bodies() == [b"fourth"]
+
+    @rule("unique_key")
+    @rule("unique_replace")
+    async def test_the_last_one_of_a_batch_replaces_the_others(self, case: Case) -> None:
+        assert len(set(await case.publish(b"1", b"2", b"3", unique_key="k", unique=_REPLACE))) == 1
+        assert await case.leased_bodies() == [b"3"]
+
+    @rule("unique_key")
+    @rule("unique_replace")
+    async def test_debounce_is_due_after_the_last_one(self, case: Case) -> None:
+        first = await publish(case, b"1", debounce(case))
+        await case.harness.advance(case.tick)
+        assert await publish(case, b"2", debounce(case)) == first
+        await case.harness.advance(case.tick * 1.5)
+        assert await case.lease() == []
+        assert await case.counts() == (0, 0, 1, 0)
+        await case.harness.advance(case.tick)
+        assert await case.leased_bodies() == [b"2"]
+
+    @rule("unique_key")
+    @rule("unique_replace")
+    async def test_debounce_waits_no_longer_than_at_most(self, case: Case) -> None:
+        first = await publish(case, b"1", debounce(case, 20, 20.5))
+        assert await publish(case, b"2", debounce(case, 20, 20.5)) == first
+        stored = await case.find(first) or pytest.fail("it is gone")
+        first_due = stored.due_at or 0
+        await case.harness.advance(case.tick)
+        assert await publish(case, b"3", debounce(case, 20, 20.5)) == first
+        stored = await case.find(first) or pytest.fail("it is gone")
+        assert 0 <= (stored.due_at or 0) - first_due < case.tick
+        assert stored.message.body == b"3"
+
+    @rule("unique_key")
+    @rule("unique_replace")
+    async def test_debounce_while_one_is_leased_waits_with_the_key(self, case: Case) -> None:
+        first = await publish(case, b"first")
+        lease = await case.lease_one()
+        second = await publish(case, b"second", debounce(case))
+        assert second != first
+        assert await publish(case, b"third", debounce(case)) == second
+        assert await case.counts() == (0, 1, 1, 0)
+        await case.settle(lease, SettleAction.ACK)
+        await case.harness.advance(case.tick * 2.5)
+        assert await case.leased_bodies() == [b"third"]
 
     # -- when a key is free ----------------------------------------------------------------------------------------
 
@@ -212,3 +318,24 @@ class UniqueContract(Contract):
         with pytest.raises(UsageError, match="unique= needs unique_key=: give the message a key"):
             await case.publish(b"x", unique=_STARTED)
         await publish(case, b"x")
+
+    @rule("unique_key")
+    @rule("unique_app")
+    async def test_a_key_of_the_app_counts_in_all_queues(self, case: Case) -> None:
+        other = case.queue + "-2"
+        try:
+            first = await publish(case, b"first", _APP)
+            # A key of a queue is another one.
+            own = await publish(case, b"own")
+            assert own != first
+            drafts = [Draft(body=b"second", unique_key="k", unique=_APP)]
+            (held,) = await case.backend.publish(other, drafts)
+            assert (held, isinstance(held, KeyHolder) and held.queue) == (first, case.queue)
+            assert await case.backend.lease(other, 10, case.long) == []
+            for lease in await case.lease(10):
+                await case.settle(lease, SettleAction.ACK)
+            (free,) = await case.backend.publish(other, drafts)
+            assert free not in {first, own}
+            assert await publish(case, b"third", _APP) == free
+        finally:
+            await case.backend.delete(other)
