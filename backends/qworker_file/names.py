@@ -79,6 +79,7 @@ _UNLINKED = re.compile(r"[^_]+_[0-9]+_[0-9]+_.+|.+:[0-9]+:[0-9]+:[0-9]+|x-[0-9a-
 _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})?")
 # The digits of the tries, with the zeros of the deaths. Other programs read no more.
 _TRIES_DIGITS = 9
+_MOST_DEATHS = 5
 _GIVEN = "~"
 # The last due time that 13 digits can show, in the year 2286. Later ones are due then.
 LAST_DUE_MS = 9_999_999_999_999
@@ -170,7 +171,8 @@ def with_tries(name: str, tries: int, deaths: int = 0) -> str:
     """Return the name of the same item with other numbers of failed attempts and deaths."""
     delimiter = name[0]
     fields = name[1:].split(delimiter, 5)
-    digits = str(tries)
+    # More tries than these leave no room for the deaths that end a message which kills its workers.
+    digits = str(min(tries, 10 ** (_TRIES_DIGITS - min(deaths, _MOST_DEATHS)) - 1))
     fields[4] = digits.zfill(min(len(digits) + deaths, _TRIES_DIGITS))
     return delimiter + delimiter.join(fields)
 

@@ -15,6 +15,7 @@ from qworker.backend import Backend
 from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
 from qworker.cell import Cell, CellOp
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.definition.task_options import TaskOptions
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
 from qworker.failed_call import reported_by
@@ -23,7 +24,7 @@ from qworker.history.event import Event
 from qworker.jobs.records import RESULTS, get_cell
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
-from qworker.names import counted, id_forms
+from qworker.names import counted, id_forms, printable
 from qworker.parcel import unpack
 from qworker.refusal import MISFITS, refused_since
 from qworker.signature import Signature
@@ -42,6 +43,7 @@ Code = Literal[
     "paused",
     "delayed",
     "retrying",
+    "retry-policy",
     "leased",
     "expired",
     "failed",
@@ -59,6 +61,7 @@ Code = Literal[
     "held",
     "report",
     "tick",
+    "unique",
 ]
 
 
@@ -339,6 +342,7 @@ async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list
         )
     opened = open_envelope(unpack(stored.message).body)
     if isinstance(opened, Envelope) and opened.task in tasks.registered_tasks:
+        found += _policy(stored, tasks[opened.task].options)
         signature = tasks[opened.task].signature
         try:
             signature.convert(opened.args, opened.kwargs)
@@ -362,6 +366,15 @@ async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list
             Reason("no-handler", f"its body is not a call of a task, and the app has no raw handler for {queue}")
         )
     return found
+
+
+def _policy(stored: StoredMessage, options: TaskOptions) -> list[Reason]:
+    """Explain when a message that has failed runs again."""
+    tries = stored.message.tries
+    if not tries:
+        return []
+    allowed = "" if options.max_tries is None else f" of {options.max_tries}"
+    return [Reason("retry-policy", f"its retry policy is {options.retries}, tries {tries}{allowed}")]
 
 
 async def _misfit(

@@ -75,6 +75,8 @@ class Delivery(msgspec.Struct, eq=False):
     # The number of jobs that the handler waits for at the moment.
     waits: int = 0
     settlement: Settlement | None = None
+    # Why the handler has released its message. It is logged, and not kept.
+    released_because: str | None = None
     # Why a message failed permanently, and whether its report is still to be stored, before it is failed.
     code: FailureCode = "error"
     unreported: bool = False
@@ -122,6 +124,11 @@ class Delivery(msgspec.Struct, eq=False):
     def is_lost(self, now: float) -> bool:
         """Return whether the lease is over at a monotonic time: lost, expired, or to be settled. From any thread."""
         return self.gone is not None or self.settlement is not None or now >= self.expires
+
+    @property
+    def max_tries(self) -> int | None:
+        """The number of failed attempts after which the message has failed. None: there is no limit."""
+        return None if self.handler is None else self.handler.options.max_tries
 
     @property
     def is_over(self) -> bool:

@@ -24,7 +24,7 @@ CAUSES = ["tries", "fail", "timeout", "arguments", "envelope"]
 
 
 def _task_that_fails(app, cause, kind, alert):
-    options = {"max_tries": 2, "backoff": NOW, "on_failure": alert, "name": "pay", "queue": "pay"}
+    options = {"max_tries": 2, "retry": NOW, "on_failure": alert, "name": "pay", "queue": "pay"}
 
     def fail():
         if cause == "tries":

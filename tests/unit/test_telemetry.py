@@ -65,7 +65,7 @@ _NAMES = itertools.count()
 def app() -> Tasks:
     tasks = Tasks(f"memory://telemetry-{next(_NAMES)}")
 
-    @tasks.task(backoff=Backoff(initial=0.001, maximum=0.001))
+    @tasks.task(retry=Backoff(initial=0.001, maximum=0.001))
     async def shaky(context: Context) -> None:
         if context.tries == 0:
             raise Retry("not yet")

@@ -54,7 +54,7 @@ async def test_outcomes_are_raised_as_they_were(tasks, error):
 
 
 async def test_failures_that_are_no_exceptions_of_a_handler_are_raised_too(tasks):
-    @tasks.task(timeout=0.01, backoff=Backoff(initial=1000.0))
+    @tasks.task(timeout=0.01, retry=Backoff(initial=1000.0))
     async def slow(n: int = 0) -> None:
         await work_for(3600)
 

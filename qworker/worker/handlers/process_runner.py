@@ -352,7 +352,7 @@ class ProcessRunner:
             argv=tuple(os.fsencode(argument) for argument in delivery.lease.message.argv),
             token=delivery.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
-            max_tries=handler.options.max_tries,
+            max_tries=delivery.max_tries,
             keep_result=delivery.keep_result,
             hooks=0 if handler.runner is None else len(handler.runner.hooks),
         )
@@ -407,11 +407,11 @@ def _error(reply: RunReply) -> BaseException | None:
     if reply.how == "returned":
         return None
     if reply.how == "retry":
-        return Retry(reply.reason, delay=reply.delay)
+        return Retry(reply.reason, delay=reply.delay, counts=reply.counts)
     if reply.how == "fail":
         return Fail(reply.reason)
     kind = NotBegun if reply.how == "not_begun" else RemoteFailure
-    return kind(reply.error_type, reply.reason)
+    return kind(reply.error_type, reply.reason, reply.classes)
 
 
 def process_limit(concurrency: int) -> int:
