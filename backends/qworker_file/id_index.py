@@ -99,7 +99,8 @@ async def clean_up_index(files: QueueDir, now: float) -> int:
     """
     names = frozenset(await list_names(files.names))
     count = 0
-    for name in names:
+    # In this order, an id is freed before the key that names it.
+    for name in sorted(names):
         kind, _, key = name.partition("-")
         if not _is_left(files, kind, key, now) or (kind in {"at", "unique"} and f"id-{key}" in names):
             continue
