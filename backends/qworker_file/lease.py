@@ -225,6 +225,7 @@ def make_lease(
         enqueued_at=enqueued_at,
         unique_key=key,
         unique=unique,
+        priority=parsed.priority,
         argv=parsed.arguments if not parsed.arguments else foreign.read_arguments(files, parsed),
     )
     return FileLease(
