@@ -27,7 +27,7 @@ class Unique(msgspec.Struct, frozen=True, omit_defaults=True):
         key: The key: text of 1 to 255 bytes.
         by: The names of the parameters whose values make the key, instead of `key`. Calls of different tasks have
             different keys.
-        until: When the key is free again. `done`: when the call has ended: it is done, has failed for good, or was
+        until: When the key is free again. `done`: when the call has ended: it is done, has failed permanently, or was
             cancelled or removed. `started`: when it is leased for the first time.
         again: What another call with the key does. `keep`: nothing is stored. `replace`: the arguments, the priority
             and the due time of the waiting call become the new ones. `debounce`: the same, and the call is due `wait`
@@ -97,7 +97,7 @@ class Unique(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.again in {"replace", "debounce"}
 
     def for_draft(self) -> Unique | None:
-        """Return these options without the key, which a draft has beside them. None: they are the usual ones."""
+        """Return these options without the key, which a draft has next to them. None: they are the usual ones."""
         plain = msgspec.structs.replace(self, key=None, by=None)
         return None if plain == _USUAL else plain
 

@@ -104,7 +104,7 @@ class _Names:
         UsageError: Its priority is not from 0 to 9.
         """
         if draft.unique_key is not None:
-            raise NotSupported("file: a bulk write does not support unique keys: enqueue these calls instead")
+            raise NotSupported("file: does not support unique keys in bulk writes: enqueue these calls instead")
         if draft.priority or draft.fields:
             refuse_unsupported("file", DEVIATIONS, [draft])
         kind = (draft.task, draft.tries, draft.priority, draft.argv)

@@ -117,13 +117,9 @@ class MemoryBackend(Backend):
         check_queue(queue)
         check_bodies(drafts, self.max_body)
         drafts = give_ids(drafts)
-        now = self._clock.time()
         for draft in drafts:
             check_draft(draft)
-        with self._store.lock:
-            content = self._store.get_or_create(queue)
-            ids = [content.publish(draft, now) for draft in drafts]
-        self._store.wake(queue)
+        ids = self._store.publish(queue, drafts, self._clock.time())
         refuse_pending(drafts, ids)
         return ids
 

@@ -419,6 +419,14 @@ class MemoryStore:
         self.waiters: set[MemoryWaiter] = set()
         self.history = MemoryHistory()
 
+    def publish(self, queue: str, drafts: Sequence[Draft], now: float) -> list[str]:
+        """Store messages and wake the calls that wait for them."""
+        with self.lock:
+            content = self.get_or_create(queue)
+            ids = [content.publish(draft, now) for draft in drafts]
+        self.wake(queue)
+        return ids
+
     def free_holds(self, ids: Sequence[str]) -> None:
         """End the holds of ids in every queue."""
         for content in self.queues.values():

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import ClassVar, Self, cast
 
 from qworker.backend import Backend
-from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.unique_keys import give_ids, refuse_pending
 from qworker.cell import Cell, CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -133,10 +132,7 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        keyed = give_ids(drafts)
-        if keyed is not drafts:
-            refuse_unsupported("redis", self.deviations, keyed)
-            drafts = keyed
+        drafts = give_ids(drafts, "redis", self.deviations)
         ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), drafts)))
         refuse_pending(drafts, ids)
         return ids

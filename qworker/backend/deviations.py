@@ -77,7 +77,7 @@ def refuse_unsupported(
         if draft.priority:
             _refuse("priority", scheme, deviations)
             check_draft(draft)
-        if draft.unique_key is not None:
+        if draft.unique_key is not None or draft.unique is not None:
             _refuse_key(draft.unique, scheme, deviations)
         if draft.id is not None and (takes_id is None or not takes_id(draft.id)):
             _refuse("given_ids", scheme, deviations)

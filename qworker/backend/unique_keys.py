@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
+from qworker.backend.deviations import refuse_unsupported
 from qworker.errors import AlreadyEnqueued, UsageError
 from qworker.message import Draft
 from qworker.names import created_id, to_message_id
 
 __all__ = ["give_ids", "held_error", "refuse_pending"]
 
+NO_DEVIATIONS: Mapping[str, str] = MappingProxyType({})
 
-def give_ids(drafts: Sequence[Draft]) -> Sequence[Draft]:
+
+def give_ids(
+    drafts: Sequence[Draft], scheme: str = "", deviations: Mapping[str, str] = NO_DEVIATIONS
+) -> Sequence[Draft]:
     """Give each draft with a unique key an id, if it has none.
 
+    Args:
+        drafts: The drafts to publish.
+        scheme: The backend's scheme, for the error.
+        deviations: `Backend.deviations`, if nothing else has refused these drafts.
+
     Raises:
+        NotSupported: The protocol does not support what a key asks for.
         UsageError: A draft has options of a unique key and no key, or a due time and a debounce, which sets it.
     """
     if all(draft.unique_key is None and draft.unique is None for draft in drafts):
         return drafts
+    refuse_unsupported(scheme, deviations, drafts)
     return [_with_id(draft) for draft in drafts]
 
 

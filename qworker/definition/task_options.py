@@ -139,7 +139,7 @@ def check_unique(given: Any) -> Unique:
 
 
 def unique_option(unique: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the unique key of a call, as a field beside those of its draft.
+    """Return the options of the unique key of a call, as a field next to those of its draft.
 
     Raises:
         UsageError: They are not valid, or there is a key already.
