@@ -7,11 +7,20 @@ from collections.abc import AsyncGenerator
 
 from qworker.backend import Backend
 from qworker.cell import Cell, CellWatch
-from qworker.errors import JobGone
+from qworker.errors import JobGone, NotSupported
 from qworker.failure_text import CANCELLED, code_of, summary
 from qworker.jobs.handler_wait import handler_waits
 from qworker.jobs.look import find_message
-from qworker.jobs.records import PROGRESS, RESULTS, Progress, StoredResult, get_cell, read_progress, read_result
+from qworker.jobs.records import (
+    PROGRESS,
+    RESULTS,
+    AwaitedJob,
+    Progress,
+    StoredResult,
+    get_cell,
+    read_progress,
+    read_result,
+)
 from qworker.jobs.source import JobSource
 from qworker.message import State, StoredMessage
 
@@ -94,6 +103,13 @@ def failed_result(stored: StoredMessage) -> StoredResult:
     )
 
 
+def _check_cells(backend: Backend, what: str) -> None:
+    reason = backend.deviations.get("cells")
+    if reason is not None:
+        scheme = backend.describe().partition(":")[0]
+        raise NotSupported(f"{scheme}: does not support {what} ({reason}): use file: or redis:")
+
+
 async def wait_for_result(
     backend: Backend, source: JobSource, queue: str, message_id: str, timeout: float | None
 ) -> StoredResult:
@@ -103,14 +119,16 @@ async def wait_for_result(
         TimeoutError: It has not come within `timeout` seconds.
         JobGone: Neither the message nor its result is stored.
         UsageError: The results of its task are not kept.
+        NotSupported: The store has no place for results.
     """
+    _check_cells(backend, "results")
     waiter = _Waiter(backend, source, queue, message_id)
     record = await waiter.result()
     if record is not None and not await waiter.waits_again():
         return record
     now = asyncio.get_running_loop().time
     end = None if timeout is None else now() + timeout
-    with handler_waits():
+    with handler_waits(AwaitedJob(queue, message_id)):
         next_find = now()
         while True:
             if now() >= next_find:
@@ -129,6 +147,7 @@ async def wait_for_result(
 
 async def follow_progress(backend: Backend, source: JobSource, queue: str, message_id: str) -> AsyncGenerator[Progress]:
     """Yield each new progress of a job until it has ended. Progress that is replaced quickly is left out."""
+    _check_cells(backend, "progress")
     now = asyncio.get_running_loop().time
     last: Cell | None = None
     shown: Progress | None = None
@@ -156,5 +175,5 @@ async def follow_progress(backend: Backend, source: JobSource, queue: str, messa
             CellWatch(queue, RESULTS, message_id, result_version),
         )
         # Only here: between two values the caller's code runs.
-        with handler_waits():
+        with handler_waits(AwaitedJob(queue, message_id)):
             await backend.wait((), _LOOK, cells=watches)
