@@ -26,9 +26,7 @@ from qworker.message import State, StoredMessage
 
 __all__ = ["follow_progress", "wait_for_result"]
 
-# Seconds between two looks at a cell. A wake-up is only a hint.
-_LOOK = 1.0
-# Seconds between two looks for the message itself.
+# Seconds between two looks for the message itself. The store looks at the cells, about once a second.
 _FIND = 5.0
 
 
@@ -136,10 +134,9 @@ async def wait_for_result(
                 if record is not None:
                     return record
                 next_find = now() + _FIND
-            left = _LOOK if end is None else min(_LOOK, end - now())
-            if left <= 0:
+            if end is not None and now() >= end:
                 raise TimeoutError(f"job {message_id} has not ended within {timeout:g} seconds")
-            await waiter.sleep(left)
+            await waiter.sleep(max(0.0, min(next_find, end or next_find) - now()))
             record = await waiter.result()
             if record is not None:
                 return record
@@ -176,4 +173,4 @@ async def follow_progress(backend: Backend, source: JobSource, queue: str, messa
         )
         # Only here: between two values the caller's code runs.
         with handler_waits(AwaitedJob(queue, message_id)):
-            await backend.wait((), _LOOK, cells=watches)
+            await backend.wait((), max(0.0, next_find - now()), cells=watches)
