@@ -6,7 +6,11 @@ NamedTask     a task by its name: `tasks.named("mail.send")` enqueues calls with
 Context       what a handler can know about its own attempt: annotate the first parameter of the handler with it
 Retry         raise it in a handler to run the message again later
 Fail          raise it in a handler to keep the message as failed
-Backoff       the delays of a task's retries
+Backoff       the delays of a task's retries, which grow; `Delays(5, 10, 20)` are given ones
+NoRetry       the policy of errors that no retry can fix: `retry={ValueError: NoRetry}`
+RetryPolicy   what your own retry policy must have
+Seconds       a span of time: a number of seconds, or a timedelta
+Moment        a point in time: Unix seconds, or a datetime with a time zone
 Schedule      a call and its times, for `tasks.schedules.sync`
 Job           an enqueued call: `await job.result()`, `job.status()`, `job.progress()`, `job.cancel()`
 Status        what is known about a job at one moment
@@ -44,6 +48,7 @@ from qworker.attempt.injection import provide
 from qworker.call import Call
 from qworker.context import CancelReason, Context
 from qworker.decision import Fail, Retry
+from qworker.duration import Moment, Seconds
 from qworker.errors import LeaseLost, QworkerError
 from qworker.failed_call import FailedCall
 from qworker.jobs.job import Job
@@ -51,7 +56,7 @@ from qworker.jobs.records import Progress
 from qworker.jobs.status import Status
 from qworker.message import Draft, Message, State
 from qworker.named_task import NamedTask
-from qworker.retry import Backoff
+from qworker.retry import Backoff, Delays, NoRetry, RetryPolicy
 from qworker.schedules.schedule import Schedule
 from qworker.task import Task
 
@@ -61,6 +66,7 @@ __all__ = [
     "Call",
     "CancelReason",
     "Context",
+    "Delays",
     "Draft",
     "Fail",
     "FailedCall",
@@ -68,11 +74,15 @@ __all__ = [
     "Job",
     "LeaseLost",
     "Message",
+    "Moment",
     "NamedTask",
+    "NoRetry",
     "Progress",
     "QworkerError",
     "Retry",
+    "RetryPolicy",
     "Schedule",
+    "Seconds",
     "State",
     "Status",
     "Task",

@@ -18,7 +18,8 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
 from qworker.definition.callables import check_handler, handler_name
 from qworker.definition.hints import exact_options
-from qworker.definition.task_options import DEFAULT_MAX_TRIES
+from qworker.definition.task_options import DEFAULT_MAX_TRIES, NeedyOption
+from qworker.duration import Seconds
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
@@ -28,13 +29,13 @@ from qworker.jobs.app_jobs import cancel_many, iterate_jobs, job_of, jobs_of, un
 from qworker.jobs.cancel import CancelCounts
 from qworker.jobs.job import Job
 from qworker.jobs.status import JobState, Status
-from qworker.jobs.support import refuse_results
+from qworker.jobs.support import refuse
 from qworker.message import Draft, Message
 from qworker.message import State as MessageState
 from qworker.named_task import NamedTask
 from qworker.names import check_existing_queue
 from qworker.parcel import unpack
-from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
+from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Errors, Retries, RetryOption
 from qworker.schedules.code import CodeSchedule, check_scheme
 from qworker.schedules.control import Schedules
 from qworker.schedules.schedule import CatchUp, Overlap
@@ -157,9 +158,11 @@ class Tasks(Generic[State]):
         *,
         name: str | None = None,
         queue: str = "default",
-        max_tries: int = DEFAULT_MAX_TRIES,
-        timeout: float | timedelta | None = None,
-        backoff: Backoff = DEFAULT_BACKOFF,
+        max_tries: int | None = DEFAULT_MAX_TRIES,
+        timeout: Seconds | None = None,
+        retry: RetryOption = DEFAULT_BACKOFF,
+        retry_on: Errors = (),
+        fail_on: Errors = (),
         process: bool = False,
         priority: int = 0,
         hold: float | timedelta = 0.0,
@@ -175,9 +178,11 @@ class Tasks(Generic[State]):
         *,
         name: str | None = None,
         queue: str = "default",
-        max_tries: int = DEFAULT_MAX_TRIES,
-        timeout: float | timedelta | None = None,
-        backoff: Backoff = DEFAULT_BACKOFF,
+        max_tries: int | None = DEFAULT_MAX_TRIES,
+        timeout: Seconds | None = None,
+        retry: RetryOption = DEFAULT_BACKOFF,
+        retry_on: Errors = (),
+        fail_on: Errors = (),
         process: bool = False,
         priority: int = 0,
         hold: float | timedelta = 0.0,
@@ -191,9 +196,13 @@ class Tasks(Generic[State]):
             function: The handler. Its first parameter may be a `Context`.
             name: The name of the task in envelopes. The default is the function's name.
             queue: The queue of its calls.
-            max_tries: After this many failed attempts a message is failed and kept.
+            max_tries: After this many failed attempts a message is failed and kept. None: it is tried until it
+                succeeds, unless 5 attempts in a row kill their process or lose their lease.
             timeout: Seconds that an attempt may take, or a timedelta. None: no limit.
-            backoff: The delays of its retries.
+            retry: The delays of its retries: a policy such as `Backoff` or `Delays`, a time, or a mapping of exception
+                classes to these, in which the most derived class counts. `NoRetry` fails the message at once.
+            retry_on: Exception classes. If there are any, another exception fails the message at once.
+            fail_on: Exception classes that fail the message at once.
             process: Whether it runs in a process pool, for plain functions that hold the GIL.
             priority: 0 (default) to 9 (first), for calls without their own priority.
             hold: Seconds from the enqueue for which the id of a call stays taken although its message is gone, or a
@@ -205,23 +214,20 @@ class Tasks(Generic[State]):
 
         Raises:
             DuplicateTask: The name is already used.
-            NotSupported: There is a result, and the backend of the app's URL has no place for it.
+            NotSupported: The backend of the app's URL does not support results, or unlimited tries.
             UsageError: An option, the function or one of its annotations is not valid.
         """
         if name is not None and not check_text("name", name):
             raise UsageError("name must not be empty: leave it out to use the function's name")
-        given: Any = timeout
-        held: Any = hold
-        kept: Any = result
-        options = TaskOptions(
+        options = _GivenOptions(
             queue=queue,
             max_tries=max_tries,
-            timeout=given,
-            backoff=backoff,
+            timeout=timeout,
+            retry=(retry, retry_on, fail_on),
             process=process,
             priority=priority,
-            hold=held,
-            result=kept,
+            hold=hold,
+            result=result,
         )
         around = (*self.hooks, *check_hooks(hooks))
         decorator = _Decorator(self, name, options, around, check_on_failure(self._destination().app, on_failure))
@@ -317,9 +323,11 @@ class Tasks(Generic[State]):
         self,
         *,
         queue: str = "default",
-        max_tries: int = DEFAULT_MAX_TRIES,
-        timeout: float | timedelta | None = None,
-        backoff: Backoff = DEFAULT_BACKOFF,
+        max_tries: int | None = DEFAULT_MAX_TRIES,
+        timeout: Seconds | None = None,
+        retry: RetryOption = DEFAULT_BACKOFF,
+        retry_on: Errors = (),
+        fail_on: Errors = (),
         process: bool = False,
         hooks: Sequence[Hook] = (),
     ) -> Callable[[F], F]:
@@ -331,13 +339,19 @@ class Tasks(Generic[State]):
             DuplicateTask: The queue already has a raw handler.
             UsageError: An option or the function is not valid.
         """
-        given: Any = timeout
-        options = TaskOptions(queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process)
+        options = _GivenOptions(
+            queue=queue,
+            max_tries=max_tries,
+            timeout=timeout,
+            retry=(retry, retry_on, fail_on),
+            process=process,
+        )
         around = (*self.hooks, *check_hooks(hooks))
 
         def register(function: F) -> F:
             _check(function, "@tasks.raw_handler")
-            self._register_raw(RawHandler(function, options, around))
+            checked = options.check(f"handler {handler_name(function)!r}")
+            self._register_raw(RawHandler(function, checked, around))
             return function
 
         return register
@@ -364,6 +378,8 @@ class Tasks(Generic[State]):
             raise DuplicateTask(
                 f"the queue {handler.queue!r} already has a raw handler ({taken.name}): a queue can have only one"
             )
+        if handler.options.max_tries is None:
+            there.app._check_store(handler.name, "max_tries=None")  # noqa: SLF001
         there.app.raw_handlers[handler.queue] = handler
 
     @exact_options
@@ -380,7 +396,7 @@ class Tasks(Generic[State]):
 
         Raises:
             DuplicateTask: A name is already used, or two raw handlers have one queue. Nothing is moved.
-            NotSupported: A task has a result, and this app's backend has no place for it. Nothing is moved.
+            NotSupported: This app's backend does not support an option of a task. Nothing is moved.
             UsageError: The tasks already belong to another app, or an argument is not valid.
         """
         check_text("prefix", prefix)
@@ -392,9 +408,9 @@ class Tasks(Generic[State]):
         names = [there.prefix + prefix + task.name for task in moved]
         raw_queues = [there.queue or queue or handler.queue for handler in moved_raw]
         there.app._check_free(names, raw_queues)  # noqa: SLF001
-        for name, task in zip(names, moved, strict=True):
-            if task.options.result is not None:
-                there.app._check_results(name)  # noqa: SLF001
+        for name, handler in (*zip(names, moved, strict=True), *((raw.name, raw) for raw in moved_raw)):
+            for option in handler.options.needs:
+                there.app._check_store(name, option)  # noqa: SLF001
         if other._schedules.in_code and there.app._url is not None:  # noqa: SLF001
             check_scheme(there.app._url)  # noqa: SLF001
         there.app._schedules.include(other._schedules, there.prefix + prefix)  # noqa: SLF001
@@ -668,14 +684,14 @@ class Tasks(Generic[State]):
         report = failure_report(known.on_failure, unpack(message), task, code=code, error=error, tries=message.tries)
         return report.queue, report.draft
 
-    def _check_results(self, task: str) -> None:
-        """Refuse a task that keeps results if the store is known and has no place for them."""
+    def _check_store(self, task: str, option: NeedyOption) -> None:
+        """Refuse an option of a task if the store is known and does not support it."""
         try:
             url = self.url
         except UsageError:
             # An app factory sets it later.
             return
-        refuse_results(url, task)
+        refuse(url, task, option)
 
     # -- the backend -------------------------------------------------------------------------------------------------
 
@@ -699,9 +715,10 @@ class Tasks(Generic[State]):
         # A factory may be called again with the same settings.
         if self._url_in_use and url != self._url:
             raise UsageError("the URL of this app is already in use: set tasks.url before the first call")
-        for task in self.registered_tasks.values():
-            if url is not None and task.options.result is not None:
-                refuse_results(url, task.name)
+        if url is not None:
+            for handler in (*self.registered_tasks.values(), *self.raw_handlers.values()):
+                for option in handler.options.needs:
+                    refuse(url, handler.name, option)
         self._url = url
 
     def _import_modules(self, import_module: Callable[[str], object]) -> None:
@@ -830,6 +847,29 @@ async def _publish(backend: Backend, calls: list[Call]) -> list[Job[Any]]:
     return [call.job(message_id) for call, message_id in zip(calls, ids, strict=True)]
 
 
+class _GivenOptions:
+    """The options of a handler as they are given. They are checked when the name of the handler is known."""
+
+    def __init__(self, *, retry: tuple[Any, Any, Any], **options: Any) -> None:
+        self._retry = retry
+        self._options = options
+
+    def check(self, owner: str) -> TaskOptions:
+        """Return the options.
+
+        Args:
+            owner: The task or handler, for error texts.
+
+        Raises:
+            UsageError: An option is not valid.
+        """
+        try:
+            return TaskOptions(retries=Retries.of(*self._retry), **self._options)
+        except UsageError as error:
+            error.args = (f"{owner}: {error}",)
+            raise
+
+
 class _Decorator(Generic[State]):
     """`@tasks.task(...)`, typed for functions with and without a `Context`."""
 
@@ -839,7 +879,7 @@ class _Decorator(Generic[State]):
         self,
         tasks: Tasks[State],
         name: str | None,
-        options: TaskOptions,
+        options: _GivenOptions,
         hooks: tuple[Hook, ...],
         on_failure: Task[..., Any] | None,
     ) -> None:
@@ -858,7 +898,8 @@ class _Decorator(Generic[State]):
     def __call__(self, function: Callable[..., Any], /) -> Any:
         _check(function, "@tasks.task")
         name = self._name or handler_name(function)
-        task: Task[..., Any] = Task(self._tasks, function, name, self._options, self._hooks)
+        options = self._options.check(f"task {name!r}")
+        task: Task[..., Any] = Task(self._tasks, function, name, options, self._hooks)
         if self._on_failure is not None:
             check_holds(self._tasks._url, name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             task.on_failure = self._on_failure

@@ -131,7 +131,8 @@ class Context(Generic[State_co]):
         deadline: Unix seconds at which `timeout` cancels the handler. None without a timeout.
         headers: The headers of the call: texts by name.
         state: The value that the app's lifespan yielded. None without a lifespan.
-        max_tries: The task's `max_tries`. This attempt is the last one if `attempt == max_tries`.
+        max_tries: The call's or the task's `max_tries`. This attempt is the last one if `attempt == max_tries`. None:
+            there is no limit.
         progress_text: The last progress as text. None before the first one.
     """
 
@@ -156,7 +157,7 @@ class Context(Generic[State_co]):
         deadline: float | None = None,
         headers: Mapping[str, str] | None = None,
         state: Any = None,
-        max_tries: int = DEFAULT_MAX_TRIES,
+        max_tries: int | None = DEFAULT_MAX_TRIES,
         control: AttemptControl | None = None,
     ) -> None:
         self.message: Message = lease.message

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import NamedTuple
 
+from qworker.duration import Seconds
 from qworker.errors import QworkerError, UsageError
 from qworker.failure_text import summary_of, with_cause
 from qworker.retry import MOST_DELAY
-from qworker.validation import check_seconds, number_of, shown
+from qworker.validation import check_flag, check_seconds, number_of, shown
 
-__all__ = ["Decision", "Fail", "Retry", "outcome_of"]
+__all__ = ["Chosen", "Decision", "Fail", "Retry", "outcome_of"]
 
 
 class Decision(QworkerError):
@@ -31,23 +33,29 @@ class Decision(QworkerError):
 
 
 class Retry(Decision):
-    """Run the message again later (fail_tmp).
+    """Run the message again later.
 
     Args:
         reason: The message's last error: text, or an exception, of which the type and the first line are kept.
         delay: Seconds until the message can run again, or a timedelta, at most ten years. A negative delay counts as 0.
-            None: the task's backoff decides.
+            None: the task's retry policy decides.
+        counts: Whether this attempt counts as a try (fail_tmp). False: the message is released, its tries stay, and no
+            error is kept with it.
 
     Raises:
-        UsageError: The reason or the delay is not valid.
+        UsageError: An argument is not valid.
     """
 
     reason = "the handler asked for a retry"
     delay: float | None = None
+    counts: bool = True
 
-    def __init__(self, reason: str | BaseException = reason, *, delay: float | timedelta | None = None) -> None:
+    def __init__(
+        self, reason: str | BaseException = reason, *, delay: Seconds | None = None, counts: bool = True
+    ) -> None:
         super().__init__(reason)
         self.delay = None if delay is None else _delay_seconds(delay)
+        self.counts = check_flag("counts", counts)
 
 
 class Fail(Decision):
@@ -66,21 +74,38 @@ class Fail(Decision):
         super().__init__(reason)
 
 
-def outcome_of(error: Decision) -> tuple[str, float | None]:
-    """Return the reason of a decision with the traceback of its cause, and the delay in seconds.
+class Chosen(NamedTuple):
+    """What a handler has chosen.
+
+    Attributes:
+        reason: The reason, with the traceback of its cause.
+        delay: Seconds until the message can run again. None: the retry policy decides.
+        counts: Whether the attempt counts as a try.
+    """
+
+    reason: str
+    delay: float | None = None
+    counts: bool = True
+
+
+def outcome_of(error: Decision) -> Chosen:
+    """Return what a handler has chosen.
 
     Raises:
-        UsageError: The reason or the delay is not valid, for example because a subclass set it.
+        UsageError: An argument is not valid, for example because a subclass set it.
         BaseException: A property of a subclass raises it.
     """
     owner = type(error).__name__
-    delay = error.delay if isinstance(error, Retry) else None
-    seconds = None if delay is None else _delay_seconds(delay)
+    seconds, counts = None, True
+    if isinstance(error, Retry):
+        delay = error.delay
+        seconds = None if delay is None else _delay_seconds(delay)
+        counts = check_flag("counts", error.counts)
     reason = _reason_text(error.reason, owner)
     cause = error.__cause__
     if cause is None and not error.__suppress_context__:
         cause = error.__context__
-    return with_cause(reason, cause), seconds
+    return Chosen(with_cause(reason, cause), seconds, counts)
 
 
 def _reason_text(reason: object, owner: str) -> str:

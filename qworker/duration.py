@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
+from typing import TypeAlias
 
 from qworker.errors import UsageError
 
-__all__ = ["LONGEST", "format_duration", "parse_duration"]
+__all__ = ["LONGEST", "Moment", "Seconds", "format_duration", "parse_duration"]
+
+# A span of time: a number of seconds, or a timedelta.
+Seconds: TypeAlias = float | timedelta
+# A point in time: Unix seconds, or a datetime with a time zone.
+Moment: TypeAlias = float | datetime
 
 # Seconds: a hundred years. Every store can hold this number of microseconds.
 LONGEST = 36_500 * 86_400.0

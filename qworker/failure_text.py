@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal
 
@@ -54,12 +55,19 @@ MODULE = re.compile(r"(?:[^\W\d]\w*\.|<locals>\.)+(?=[^\W\d]\w*(?::|\Z))")
 
 
 class RemoteFailure(Exception):
-    """An error of a handler that ran in another process, as text."""
+    """An error of a handler that ran in another process, as text.
 
-    def __init__(self, type_name: str, text: str) -> None:
+    Attributes:
+        type_name: The name of its class.
+        text: Its traceback.
+        classes: The names of its class and the bases of that, from `qworker.retry.class_names`.
+    """
+
+    def __init__(self, type_name: str, text: str, classes: Sequence[str] = ()) -> None:
         super().__init__(text)
         self.type_name = type_name
         self.text = text
+        self.classes = classes
 
 
 class ProcessDied(RemoteFailure):

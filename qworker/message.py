@@ -266,7 +266,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     Attributes:
         lease: The lease.
         action: How the lease ends.
-        delay: Seconds until the message can run again, for fail_tmp.
+        delay: Seconds until the message can run again, for fail_tmp and release.
         error: The error that is kept with the message, for fail_tmp and fail_perm.
         died: Whether the process of the handler died, for fail_tmp: deaths + 1. Otherwise a fail_tmp sets deaths to 0.
     """

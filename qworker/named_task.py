@@ -112,7 +112,7 @@ class NamedTask(OtherMethods, Generic[T]):
         made._given_id, made._headers = id, headers
         if result is not None and result is not msgspec.UNSET:
             result = check_result(result)
-            self._app._check_results(self.name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            self._app._check_store(self.name, "result=")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         made._kept = result
         return made
 

@@ -17,7 +17,7 @@ from qworker.context import Context
 from qworker.definition.callables import Kind, handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.returns import check_result_type
-from qworker.definition.task_options import TaskOptions, call_options, check_result
+from qworker.definition.task_options import NeedyOption, TaskOptions, call_options, check_result
 from qworker.enqueue.tracing import create_span, is_tracing_configured, send_span
 from qworker.envelope import ORIGINAL_ID, CallOptions, EnvelopeEncoder
 from qworker.errors import UsageError
@@ -60,7 +60,7 @@ class App(JobApp, Protocol):
 
     def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]: ...
 
-    def _check_results(self, task: str) -> None: ...
+    def _check_store(self, task: str, option: NeedyOption) -> None: ...
 
 
 class Checker(Protocol):
@@ -218,7 +218,8 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
         self.app = tasks
         if options.result is not None:
             check_result_type(name, function)
-            tasks._check_results(name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        for option in options.needs:
+            tasks._check_store(name, option)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         self.encoder = EnvelopeEncoder(name)
         self.source = JobSource(tasks, name, function=function, result=options.result)
         self._plain: ConfiguredTask[P, R_co] = ConfiguredTask(self, {})
@@ -383,7 +384,7 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
         if result is not None and result is not msgspec.UNSET:
             result = check_result(result)
             check_result_type(self.name, self.function)
-            self.app._check_results(self.name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            self.app._check_store(self.name, "result=")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         return configured(self, fields, given_id=id, queue=queue, headers=headers, result=result)
 
 

@@ -46,7 +46,7 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
-def check_whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+def check_whole(name: str, value: Any, least: float, most: int | None = None) -> int:
     """Return `value` if it is a whole number in a range.
 
     Raises:

@@ -34,7 +34,7 @@ async def long(context: Context, name: str) -> None:
     _note(context, "end", name)
 
 
-@tasks.task(queue="demo", backoff=_SOON)
+@tasks.task(queue="demo", retry=_SOON)
 async def stumbling(context: Context, name: str) -> None:
     """Fail once, and then succeed."""
     _note(context, "begin", name)

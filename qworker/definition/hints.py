@@ -20,14 +20,28 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _TASK_OPTIONS = frozenset(
-    {"name", "queue", "max_tries", "timeout", "backoff", "process", "priority", "hold", "result", "hooks", "on_failure"}
+    {
+        "name",
+        "queue",
+        "max_tries",
+        "timeout",
+        "retry",
+        "retry_on",
+        "fail_on",
+        "process",
+        "priority",
+        "hold",
+        "result",
+        "hooks",
+        "on_failure",
+    }
 )
 _CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "unique_key", "id", "queue", "headers", "hold", "result"})
 
 # Names of other libraries: the option that is meant, and the difference.
 _OPTIONS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
-        ("max_retries", "retries", "retry", "retry_limit", "max_attempts", "attempts", "tries"),
+        ("max_retries", "retries", "retry_limit", "max_attempts", "attempts", "tries"),
         ("max_tries", "it counts the first run too"),
     ),
     **dict.fromkeys(("countdown", "defer_by", "_defer_by", "delay_ms", "schedule_in"), ("delay", "in seconds")),
@@ -40,6 +54,7 @@ _OPTIONS: dict[str, tuple[str, str]] = {
     ),
     **dict.fromkeys(
         (
+            "backoff",
             "retry_backoff",
             "retry_backoff_max",
             "retry_jitter",
@@ -49,10 +64,12 @@ _OPTIONS: dict[str, tuple[str, str]] = {
             "min_backoff",
             "max_backoff",
         ),
-        ("backoff", "a Backoff(initial=..., maximum=...)"),
+        ("retry", "a Backoff(initial=..., maximum=...), Delays(...) or a time"),
     ),
     **dict.fromkeys(("job_id", "_job_id", "task_id", "message_id"), ("id", "")),
     **dict.fromkeys(("unique", "queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),
+    **dict.fromkeys(("autoretry_for", "retry_when"), ("retry_on", "a tuple of exception classes")),
+    **dict.fromkeys(("dont_autoretry_for", "throws"), ("fail_on", "a tuple of exception classes")),
     **dict.fromkeys(("actor_name", "task_name"), ("name", "")),
     **dict.fromkeys(
         ("store_results", "store_result", "result_ttl", "keep_result", "result_expires"),
@@ -69,7 +86,6 @@ _NO_OPTIONS: dict[str, str] = {
         "leave it out: a message is always acked after its handler has returned",
     ),
     "ignore_result": "leave it out: a result is kept only if result= is given",
-    "autoretry_for": "leave it out: every exception is retried, except Fail",
 }
 _CALLS = ("s", "si", "subtask", "message")
 _ENQUEUES = (

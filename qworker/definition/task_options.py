@@ -5,18 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from qworker.errors import UsageError
 from qworker.names import check_existing_queue, check_key, to_message_id
-from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
+from qworker.retry import MOST_DELAY, Retries
 from qworker.validation import check_flag, check_headers, check_seconds, check_text, check_whole, number_of, shown
 
-__all__ = ["DEFAULT_MAX_TRIES", "YEAR_10000", "TaskOptions", "call_options", "check_result"]
+__all__ = [
+    "DEFAULT_MAX_TRIES",
+    "YEAR_10000",
+    "NeedyOption",
+    "TaskOptions",
+    "call_options",
+    "check_max_tries",
+    "check_result",
+]
 
 DEFAULT_MAX_TRIES = 5
+
+# Options that not every store supports.
+NeedyOption: TypeAlias = Literal["result=", "max_tries=None"]
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,9 +35,10 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         queue: The queue whose messages it runs.
-        max_tries: After this many failed attempts a message is failed and kept. The first attempt counts.
+        max_tries: After this many failed attempts a message is failed and kept. The first attempt counts. None: there
+            is no limit.
         timeout: Seconds after which an attempt is cancelled and counts as failed. None: no limit.
-        backoff: The delays of its retries.
+        retries: Which errors are retried, and after which delays.
         process: Whether it runs in a process pool, for work that holds the GIL.
         priority: 0 to 9 (first), for calls without their own priority.
         hold: Seconds from the enqueue for which the id of a call stays taken, for calls that have an id.
@@ -37,9 +49,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     queue: str = "default"
-    max_tries: int = DEFAULT_MAX_TRIES
+    max_tries: int | None = DEFAULT_MAX_TRIES
     timeout: float | None = None
-    backoff: Backoff = DEFAULT_BACKOFF
+    retries: Retries = Retries()
     process: bool = False
     priority: int = 0
     hold: float = 0.0
@@ -47,20 +59,37 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_existing_queue(check_text("queue", self.queue))
-        check_whole("max_tries", self.max_tries, 1)
+        check_max_tries(self.max_tries)
         if self.timeout is not None:
             seconds = check_seconds("timeout", self.timeout, positive=True, most=MOST_DELAY)
             # A timedelta becomes seconds.
             msgspec.structs.force_setattr(self, "timeout", seconds)
-        backoff: Any = self.backoff
-        if not isinstance(backoff, Backoff):
-            raise UsageError(f"backoff must be a Backoff, such as Backoff(initial=5) (got {shown(backoff)})")
         check_flag("process", self.process)
         check_whole("priority", self.priority, 0, 9)
         if self.hold.__class__ is not float or self.hold:
             msgspec.structs.force_setattr(self, "hold", check_seconds("hold", self.hold, most=MOST_DELAY))
         if self.result is not None:
             msgspec.structs.force_setattr(self, "result", check_result(self.result))
+
+    @property
+    def needs(self) -> list[NeedyOption]:
+        """The options that not every store supports."""
+        needs: list[NeedyOption] = [] if self.result is None else ["result="]
+        return needs if self.max_tries is not None else [*needs, "max_tries=None"]
+
+
+def check_max_tries(given: Any) -> int | None:
+    """Return the number of tries; None: no limit.
+
+    Raises:
+        UsageError: It is neither None nor a whole number of at least 1.
+    """
+    if given is None:
+        return None
+    number = check_whole("max_tries", given, -math.inf)
+    if number < 1:
+        raise UsageError(f"max_tries must be at least 1, or None for unlimited (got {number})")
+    return number
 
 
 def check_result(given: Any) -> float:

@@ -11,7 +11,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.cell import CellReply
 from qworker.errors import QueueNotFound
-from qworker.failure_text import code_of
+from qworker.failure_text import code_of, without_code
 from qworker.jobs.look import find_message
 from qworker.jobs.records import (
     PROGRESS,
@@ -136,7 +136,7 @@ def _of_message(
         finished_at=_moment(stored.finished_at),
         holder=stored.holder,
         progress=None if progress is None else progress.progress,
-        error=stored.error,
+        error=None if stored.error is None else without_code(stored.error),
     )
 
 
@@ -159,7 +159,7 @@ def _of_record(
         started_at=_moment(record.started_at),
         finished_at=_moment(record.finished_at),
         progress=None if progress is None else progress.progress,
-        error=record.text if failed else None,
+        error=without_code(record.text) if failed else None,
     )
 
 

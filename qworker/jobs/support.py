@@ -1,38 +1,47 @@
-"""Whether a store has a place for results, by its URL. It is refused when a task is registered, not at a call."""
+"""What options of tasks need of a store, by its URL. It is refused when a task is registered, not at a call."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from qworker.backend.registry import backend_class
+from qworker.definition.task_options import NeedyOption
 from qworker.errors import InvalidURL, MissingExtra, NotSupported
 from qworker.url import BackendURL
 
-__all__ = ["refuse_results"]
+__all__ = ["refuse"]
+
+# By option: the deviation of the stores that cannot have it, what they do not support, and how to do without.
+_NEEDS: dict[NeedyOption, tuple[str, str, str]] = {
+    "result=": ("cells", "results", "leave out result="),
+    "max_tries=None": ("deaths", "unlimited tries", "give max_tries a number"),
+}
 
 
-def refuse_results(url: str, task: str) -> None:
-    """Refuse a task that keeps results on a store that has no place for them.
+def refuse(url: str, task: str, option: NeedyOption) -> None:
+    """Refuse an option on a store that does not support it.
 
     Args:
         url: The URL of the backend.
         task: The task's name.
+        option: The option.
 
     Raises:
-        NotSupported: The store has no place for results.
+        NotSupported: The store does not support it.
     """
-    problem = _problem(url)
+    problem = _problem(url, option)
     if problem is not None:
-        raise NotSupported(f"task {task!r} has result=, but {problem}: use file: or redis:, or leave out result=")
+        raise NotSupported(f"task {task!r} has {option}, but {problem}: use file: or redis:, or {_NEEDS[option][2]}")
 
 
 @lru_cache(maxsize=8)
-def _problem(url: str) -> str | None:
+def _problem(url: str, option: NeedyOption) -> str | None:
     try:
         scheme = BackendURL.parse(url).scheme
         deviations = backend_class(scheme).deviations
     except (InvalidURL, MissingExtra):
         # To open the backend raises it.
         return None
-    reason = deviations.get("cells")
-    return None if reason is None else f"{scheme}: does not support results ({reason})"
+    deviation, what, _ = _NEEDS[option]
+    reason = deviations.get(deviation)
+    return None if reason is None else f"{scheme}: does not support {what} ({reason})"

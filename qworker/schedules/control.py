@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
 
 from qworker.backend import Backend
+from qworker.backend.offers import store_time
 from qworker.clock import Clock
 from qworker.definition.hints import exact_options
 from qworker.errors import UsageError
@@ -275,7 +276,8 @@ class Schedules:
         return definition
 
     async def _put(self, backend: Backend, definition: Definition) -> None:
-        now = self._tasks.clock.time()
+        # Its first tick follows this time, by which the workers count.
+        now = await store_time(backend, definition.queue, self._tasks.clock)
         with naming_schedule(definition.name):
             await put_definition(backend, definition, now)
         # The call may have had another queue before.

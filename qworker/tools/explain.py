@@ -15,12 +15,14 @@ from qworker.backend import Backend
 from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
 from qworker.cell import Cell, CellOp
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.definition.task_options import TaskOptions
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
 from qworker.failed_call import reported_by
 from qworker.failure_text import CANCELLED, code_of, without_code
 from qworker.history.event import Event
-from qworker.jobs.records import RESULTS, get_cell
+from qworker.jobs.look import find_message
+from qworker.jobs.records import PROGRESS, RESULTS, WAITS, get_cell, read_progress, read_wait
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
 from qworker.names import counted, id_forms
@@ -42,6 +44,7 @@ Code = Literal[
     "paused",
     "delayed",
     "retrying",
+    "retry-policy",
     "leased",
     "expired",
     "failed",
@@ -59,6 +62,7 @@ Code = Literal[
     "held",
     "report",
     "tick",
+    "waits",
 ]
 
 
@@ -127,6 +131,8 @@ async def explain(
     if stored.state is not State.FAILED and stored.message.tries and "retry_errors" in backend.deviations:
         error = _told_error(history) or error
     reasons = [*await _by_state(backend, stored, error, clock.time()), *_report(stored), *unreadable]
+    if stored.state is State.LEASED:
+        reasons += await _wait(backend, queue, message_id, clock.time())
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         if stored.message.deaths:
             reasons.append(Reason("suspect", _suspicion(stored.message.deaths)))
@@ -211,6 +217,32 @@ async def _result(backend: Backend, queue: str, message_id: str) -> list[Reason]
     return [Reason("result", f"its result is kept until{_time(until)}")]
 
 
+async def _wait(backend: Backend, queue: str, message_id: str, now: float) -> list[Reason]:
+    """Explain which job the handler waits for, if it waits."""
+    if "cells" in backend.deviations:
+        return []
+    (reply,) = await backend.cells(queue, [get_cell(WAITS, message_id)])
+    job = read_wait(reply.cell)
+    if job is None:
+        return []
+    found = await find_message(backend, job.queue, job.id, None)
+    state = "" if found is None else f" ({found.state.word})"
+    if found is not None and found.state is State.LEASED:
+        since = await _started_at(backend, job.queue, job.id)
+        state = " (running)" if since is None else f" (running for {max(0.0, now - since):.0f} s)"
+    return [Reason("waits", f"it waits for job {job.id} in queue {job.queue}{state}")]
+
+
+async def _started_at(backend: Backend, queue: str, message_id: str) -> float | None:
+    """Return when the handler of a leased message started, as far as it is recorded."""
+    (reply,) = await backend.cells(queue, [get_cell(PROGRESS, message_id)])
+    progress = read_progress(reply.cell)
+    if progress is not None and progress.started_at is not None:
+        return progress.started_at
+    events, _ = await _history(backend, queue, message_id)
+    return next((event.at for event in reversed(events) if event.kind == "leased"), None)
+
+
 def _not_found(queue: str, glance: QueueGlance) -> Reason:
     kept = glance.retention.get("done")
     done = f"finished messages here: {kept}" if kept else "finished messages may not be kept here"
@@ -240,7 +272,7 @@ async def _by_state(backend: Backend, stored: StoredMessage, error: str | None, 
 
 
 async def _ready(backend: Backend, stored: StoredMessage, glance: QueueGlance, now: float) -> list[Reason]:
-    where = _ahead(await _position(backend, stored)) if glance.is_short else _UNCOUNTED
+    where = _ahead(*await _position(backend, stored)) if glance.is_short else _UNCOUNTED
     reasons = [Reason("ready", f"it is ready{where}")]
     if not glance.is_paused and not glance.has_leases and now - stored.message.enqueued_at > _ABANDONED_S:
         reasons.append(
@@ -252,24 +284,29 @@ async def _ready(backend: Backend, stored: StoredMessage, glance: QueueGlance, n
     return reasons
 
 
-def _ahead(count: int | None) -> str:
+def _ahead(count: int | None, urgent: int) -> str:
     if count is None:
         return f". There are more than {COUNTED:,} messages ahead of it."
     if count == 0:
         return ", and the next to be leased"
-    return f". There {'is' if count == 1 else 'are'} {counted(count, 'message')} ahead of it."
+    higher = f": {urgent} with a higher priority" if urgent else ""
+    return f". There {'is' if count == 1 else 'are'} {counted(count, 'message')} ahead of it{higher}."
 
 
-async def _position(backend: Backend, stored: StoredMessage) -> int | None:
-    """Return how many ready messages are taken before this one. None: too many to count."""
-    position = 0
+async def _position(backend: Backend, stored: StoredMessage) -> tuple[int | None, int]:
+    """Return how many ready messages are taken before this one, and how many of them have a higher priority.
+
+    Without the first number, they are too many to count.
+    """
+    position = urgent = 0
     async for page in backend.browse(stored.message.queue, Query(State.READY, limit=COUNTED + 1)):
         for other in page:
             if other.message.id == stored.message.id:
-                return position
+                return position, urgent
             position += 1
+            urgent += other.message.priority > stored.message.priority
     # The message was taken in the meantime, or is beyond the limit.
-    return None if position > COUNTED else position
+    return None if position > COUNTED else position, urgent
 
 
 def _delayed(stored: StoredMessage, error: str | None, now: float) -> Reason:
@@ -321,6 +358,7 @@ async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list
         )
     opened = open_envelope(unpack(stored.message).body)
     if isinstance(opened, Envelope) and opened.task in tasks.registered_tasks:
+        found += _policy(stored, tasks[opened.task].options)
         signature = tasks[opened.task].signature
         try:
             signature.convert(opened.args, opened.kwargs)
@@ -344,6 +382,15 @@ async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list
             Reason("no-handler", f"its body is not a call of a task, and the app has no raw handler for {queue}")
         )
     return found
+
+
+def _policy(stored: StoredMessage, options: TaskOptions) -> list[Reason]:
+    """Explain when a message that has failed runs again."""
+    tries = stored.message.tries
+    if not tries:
+        return []
+    allowed = "" if options.max_tries is None else f" of {options.max_tries}"
+    return [Reason("retry-policy", f"its retry policy is {options.retries}, tries {tries}{allowed}")]
 
 
 async def _misfit(

@@ -13,7 +13,7 @@ from qworker.context import CancelReason, Context
 from qworker.definition.callables import not_run_error
 from qworker.envelope import EncodedResult, encode_result
 from qworker.failed_call import FailureCode
-from qworker.jobs.records import Progress
+from qworker.jobs.records import AwaitedJob, Progress
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
 
@@ -74,7 +74,12 @@ class Delivery(msgspec.Struct, eq=False):
     progress_pending: bool = False
     # The number of jobs that the handler waits for at the moment.
     waits: int = 0
+    # The last of them, and monotonic seconds since when the handler waits.
+    waits_for: AwaitedJob = AwaitedJob("", "")
+    waits_since: float = 0.0
     settlement: Settlement | None = None
+    # Why the handler has released its message. It is logged, and not kept.
+    released_because: str | None = None
     # Why a message failed permanently, and whether its report is still to be stored, before it is failed.
     code: FailureCode = "error"
     unreported: bool = False
@@ -122,6 +127,11 @@ class Delivery(msgspec.Struct, eq=False):
     def is_lost(self, now: float) -> bool:
         """Return whether the lease is over at a monotonic time: lost, expired, or to be settled. From any thread."""
         return self.gone is not None or self.settlement is not None or now >= self.expires
+
+    @property
+    def max_tries(self) -> int | None:
+        """The number of failed attempts after which the message has failed. None: there is no limit."""
+        return None if self.handler is None else self.handler.options.max_tries
 
     @property
     def is_over(self) -> bool:

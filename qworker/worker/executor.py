@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from qworker import log_events as events
 from qworker.attempt.runner import AttemptRunner
 from qworker.clock import Clock
 from qworker.context import CancelReason, Context, Stopping
 from qworker.decision import Fail, Retry, outcome_of
+from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import InvalidArguments
 from qworker.failed_call import FailureCode
@@ -21,7 +22,7 @@ from qworker.logs import RUNNING
 from qworker.message import SettleAction
 from qworker.names import printable
 from qworker.parcel import unpack
-from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
+from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, NoRetry, RetryPolicy
 from qworker.task import Handler
 from qworker.worker.delivery import Delivery, expiry_margin
 from qworker.worker.failure_reports import FailureReports
@@ -34,6 +35,8 @@ __all__ = ["Executor", "Runner"]
 
 # Seconds until a message can be leased again whose child process cannot start the app.
 _RELEASE_DELAY = 10.0
+# A message without `max_tries` fails after this many attempts in a row that killed their process or lost their lease.
+_MOST_DEATHS = DEFAULT_MAX_TRIES
 _UNKNOWN_HINT = (
     "if another app shares this queue, give each app its own queue (queue=...);"
     " otherwise import the module that has the task, such as with Tasks(imports=...)"
@@ -73,6 +76,7 @@ class Executor:
         self._warned: set[str] = set()
         self._events = state.events
         self._releases = Releases(state.draw)
+        self._features = state.features
         self._misfits = Misfits(state)
         self._counts_deaths = "deaths" not in state.backend.deviations
         self._records = state.records
@@ -104,7 +108,10 @@ class Executor:
         handler = delivery.handler
         if not message.tries or handler is None or handler.kind == "process" or not self._can_isolate:
             return False
-        return message.deaths > 0 or (not self._counts_deaths and message.tries >= handler.options.max_tries - 1)
+        if message.deaths or self._counts_deaths:
+            return message.deaths > 0
+        allowed = delivery.max_tries
+        return allowed is not None and message.tries >= allowed - 1
 
     def _resolve(self, delivery: Delivery) -> bool:
         message = delivery.lease.message = unpack(delivery.lease.message)
@@ -157,7 +164,7 @@ class Executor:
         elif is_over:
             delivery.fail(str(delivery.error), "arguments")
         else:
-            self._leave_to_others(delivery)
+            self._leave_to_others(delivery, "arguments")
 
     def _warn_of_misfit(self, delivery: Delivery) -> None:
         key = f"{delivery.task}()"
@@ -174,28 +181,33 @@ class Executor:
             self._warned.add(name)
             fields = {events.TASK: printable(delivery.task), events.QUEUE: queue, events.HINT: _UNKNOWN_HINT}
             self._log.warning(events.UNKNOWN_TASK, **fields)
-        self._leave_to_others(delivery)
+        self._leave_to_others(delivery, "unknown_task")
         return False
 
-    def _leave_to_others(self, delivery: Delivery) -> None:
+    def _leave_to_others(self, delivery: Delivery, reason: Literal["arguments", "unknown_task"]) -> None:
         message = delivery.lease.message
+        # The name of an unknown task comes from outside.
+        self._features.add("releases", reason, message.queue, "" if delivery.handler is None else delivery.task)
         delay, pause = self._releases.next(message.queue, message.id, self._clock.monotonic())
         delivery.settle(SettleAction.RELEASE, delay=delay)
         if pause:
             self._events.message_offered(message.queue, pause)
 
     def _has_tries_left(self, delivery: Delivery) -> bool:
-        tries = delivery.lease.message.tries
+        message = delivery.lease.message
+        tries = message.tries
         if tries == 0 or delivery.handler is None:
             return True
-        allowed = delivery.handler.options.max_tries
-        if tries < allowed:
+        allowed = delivery.max_tries
+        if allowed is None:
+            if message.deaths < _MOST_DEATHS:
+                return True
+            reached = f"{message.deaths} attempts in a row killed their process or lost their lease"
+        elif tries < allowed:
             return True
-        delivery.fail(
-            f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this"
-            " message may be killing its workers. It was not run again.",
-            "poison",
-        )
+        else:
+            reached = f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired"
+        delivery.fail(f"{reached}, so this message may be killing its workers. It was not run again.", "poison")
         return False
 
     # -- the attempt -------------------------------------------------------------------------------------------------
@@ -278,7 +290,7 @@ class Executor:
             deadline=None if timeout is None else self._clock.time() + timeout,
             headers=delivery.headers,
             state=self._lifespan_value,
-            max_tries=handler.options.max_tries,
+            max_tries=delivery.max_tries,
             control=_Control(delivery, self._clock, self._stopping, self._records),
         )
 
@@ -302,16 +314,34 @@ class Executor:
             elif error is None:
                 delivery.settle(SettleAction.ACK)
             elif isinstance(error, Fail):
-                delivery.fail(outcome_of(error)[0])
+                delivery.fail(outcome_of(error).reason)
             elif isinstance(error, Retry):
-                reason, delay = outcome_of(error)
-                self._fail(delivery, reason, delay=delay)
+                self._retry(delivery, *outcome_of(error))
             elif isinstance(error, NotBegun):
                 self._put_back(delivery, error)
             else:
                 self._fail(delivery, failure_text(error))
-        except BaseException as problem:  # noqa: BLE001 - a bug of a Retry or a backoff fails only this message
+        except BaseException as problem:  # noqa: BLE001 - a bug of a Retry or a policy fails only this message
             self._contain(delivery, problem)
+
+    def _retry(self, delivery: Delivery, reason: str, delay: float | None, counts: bool) -> None:
+        """Run the message again, as its handler has asked for."""
+        handler = delivery.handler
+        assert handler is not None
+        policy = handler.options.retries.usual
+        if policy is NoRetry:
+            policy = DEFAULT_BACKOFF
+        if counts:
+            self._fail(delivery, reason, policy, delay=delay)
+            return
+        if delay is None:
+            delay = self._delay(policy, delivery.lease.message.tries + 1)
+        delivery.released_because = reason
+        delivery.settle(SettleAction.RELEASE, delay=delay)
+
+    def _delay(self, policy: RetryPolicy, tries: int) -> float:
+        # A policy is the code of the app.
+        return min(max(0.0, policy.delay(tries, self._draw())), MOST_DELAY)
 
     def _put_back(self, delivery: Delivery, error: NotBegun) -> None:
         """Release a suspect whose handler was not called. It counts no try, and the message stays a suspect."""
@@ -338,7 +368,7 @@ class Executor:
         self,
         delivery: Delivery,
         reason: str,
-        backoff: Backoff | None = None,
+        policy: RetryPolicy | None = None,
         *,
         delay: float | None = None,
         code: FailureCode = "error",
@@ -347,14 +377,23 @@ class Executor:
             delivery.fail(reason)
             return
         died = isinstance(delivery.error, ProcessDied)
-        options = delivery.handler.options
-        tries = delivery.lease.message.tries + 1
-        if tries >= options.max_tries:
+        message = delivery.lease.message
+        tries = message.tries + 1
+        allowed = delivery.max_tries
+        if tries >= allowed if allowed is not None else died and message.deaths + 1 >= _MOST_DEATHS:
             delivery.fail(reason, "poison" if died else code)
             return
+        if policy is None:
+            policy = delivery.handler.options.retries.policy_for(delivery.error)
+        if policy is NoRetry:
+            if not died:
+                delivery.fail(reason, code)
+                return
+            # The handler has raised nothing. It is as if the lease had expired.
+            policy = DEFAULT_BACKOFF
         if delay is None:
-            delay = (backoff or options.backoff).delay(tries, self._draw())
-        delivery.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason, died=died)
+            delay = self._delay(policy, tries)
+        delivery.settle(SettleAction.FAIL_TMP, delay=delay, error=reason, died=died)
 
 
 class _HandlerCall:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from qworker import log_events as events
 from qworker.backend.each_queue import can_be_of_one_queue
+from qworker.backend.offers import queues_with_cells
 from qworker.errors import UsageError
 from qworker.schedules.catch_up import ON_TIME
-from qworker.schedules.records import Definition
+from qworker.schedules.records import GROUP, Definition
 from qworker.schedules.registration import REFRESHED, forward, register
 from qworker.schedules.store import StoredSchedule, newest, read_schedules
 from qworker.schedules.ticking import Look, look_at, tick
@@ -61,6 +62,7 @@ class Scheduler:
     def __init__(self, state: WorkerState) -> None:
         self._backend = state.backend
         self._schedules = state.app.schedules
+        self._features = state.features
         self._queues = sorted({*state.app.queue_names(), *state.queues})
         self._clock = state.clock
         self._store = state.store_clock
@@ -143,7 +145,7 @@ class Scheduler:
         found: list[StoredSchedule] = []
         trouble: Exception | None = None
         unread: set[str] = set()
-        for queue in self._queues:
+        for queue in await queues_with_cells(self._backend, self._queues, GROUP):
             # A look at a queue without cells may suspend nowhere.
             await asyncio.sleep(0)
             try:
@@ -278,8 +280,15 @@ class Scheduler:
             self._backend, definition, look, since=since, awake=self._awake, resumed=entry.resumed, now=now
         )
         missed = len(ticked.passed) - len(ticked.enqueued)
+        if ticked.first:
+            self._count(definition, enqueued=len(ticked.enqueued), missed=missed)
         if missed:
             self._log.info(events.TICKS_MISSED, schedule=definition.name, missed=missed, enqueued=len(ticked.enqueued))
         upcoming = next(definition.timetable.after(max(now, ticked.last)), None)
         if upcoming is not None:
             self._push(entry, upcoming + _JITTER * self._draw())
+
+    def _count(self, definition: Definition, **outcomes: int) -> None:
+        for outcome, count in outcomes.items():
+            if count:
+                self._features.add("ticks", outcome, definition.queue, count=count)

@@ -298,6 +298,8 @@ class Settler:
             self._log.warning(events.MESSAGE_FAILED, **delivery.fields(), **more)
         else:
             self._counts.released += 1
+            if delivery.released_because is not None:
+                more[events.ERROR] = one_line(delivery.released_because)
             self._log.info(events.MESSAGE_RELEASED, **delivery.fields(), **more)
         self._observe(delivery, outcome, settlement.error)
 

@@ -17,6 +17,7 @@ from qworker.jobs.handler_wait import HandlerWaits
 from qworker.message import Lease
 from qworker.worker.delivery import Delivery, LeaseListener, Observer, WorkerCounts
 from qworker.worker.job_records import JobRecords
+from qworker.worker.metrics import FeatureCounts
 from qworker.worker.outage import Outage
 from qworker.worker.store_clock import StoreClock
 from qworker.worker.worker_options import WorkerOptions
@@ -93,11 +94,14 @@ class WorkerState:
         draw: Returns uniform numbers from [0, 1), for jitter.
         log: The worker's logger.
         counts: The counts of the worker since its start.
+        features: What the features in use have done, for metrics.
         observers: The observers of each start of a handler and of each outcome.
         lifespan_value: The value that the app's lifespan yielded.
         providers: The values of providers with the scope `worker`.
         listener: The observer of batches of leases, if there is a history.
         held: Every lease of this worker, from its start to its settlement. Other threads read it.
+        early_losses: Losses that were named while the feeder leases, of leases that it may not have registered yet: by
+            queue, id and token, and whether the message was cancelled. None: it does not lease now.
         active: The deliveries whose handler is running. Other threads read its size.
         quiet: Whether the worker leases nothing more, but stays.
         stopping: The notice for handlers that the worker stops.
@@ -120,11 +124,13 @@ class WorkerState:
     draw: Callable[[], float]
     log: Any
     counts: WorkerCounts = field(default_factory=WorkerCounts)
+    features: FeatureCounts = field(default_factory=FeatureCounts)
     observers: list[Observer] = field(default_factory=list[Observer])
     lifespan_value: Any = None
     providers: WorkerProviders = field(init=False)
     listener: LeaseListener | None = None
     held: set[Delivery] = field(default_factory=set[Delivery])
+    early_losses: dict[tuple[str, str, int], bool] | None = None
     active: set[Delivery] = field(default_factory=set[Delivery])
     quiet: bool = False
     stopping: Stopping = field(default_factory=Stopping)
@@ -142,7 +148,7 @@ class WorkerState:
         """Create what is empty at the start."""
         # The clock of the app: its backends have it too.
         self.store_clock = StoreClock(self.app.clock)
-        self.records = JobRecords(self.backend, self.clock, self.log)
+        self.records = JobRecords(self.backend, self.clock, self.log, self.features)
         self.providers = WorkerProviders(self._log_provider)
 
     def _log_provider(self, name: str, error: BaseException) -> None:

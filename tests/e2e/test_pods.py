@@ -38,13 +38,13 @@ def say(*words):
 
 POD = os.environ["POD"]
 
-@tasks.task(max_tries=9, backoff=Backoff(initial=0.01, maximum=0.01))
+@tasks.task(max_tries=9, retry=Backoff(initial=0.01, maximum=0.01))
 async def work(number: int) -> None:
     say("begin", number, POD)
     await asyncio.sleep(0.02)
     say("end", number, POD)
 
-@tasks.task(max_tries=9, backoff=Backoff(initial=0.01, maximum=0.01))
+@tasks.task(max_tries=9, retry=Backoff(initial=0.01, maximum=0.01))
 async def block(number: int) -> None:
     # Blocks the loop of the first pod that gets it, for ever.
     say("begin", number, POD)

@@ -8,12 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from email import message_from_bytes
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from tests.support.processes import environment, started
+from tests.support.processes import Process, environment, started
 from tests.support.waiting import PATIENCE, wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -26,59 +29,191 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return copy
 
 
-def ask(base: str, method: str, path: str) -> tuple[int, dict[str, object]]:
-    connection = http.client.HTTPConnection(urlsplit(base).netloc, timeout=PATIENCE)
-    try:
-        connection.request(method, path)
-        response = connection.getresponse()
-        return response.status, json.loads(response.read())
-    finally:
-        connection.close()
+class Answer(NamedTuple):
+    status: int
+    location: str
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
 
 
-@pytest.mark.parametrize("folder", ["starlette_service"], indirect=True)
-def test_a_starlette_service_enqueues_and_works_and_drains(folder: Path) -> None:
+class Site:
+    """A running service, as its users meet it."""
+
+    def __init__(self, process: Process) -> None:
+        line = process.line(lambda text: "unning on http" in text)
+        self.address = urlsplit("http" + line.split("unning on http")[1].split()[0]).netloc
+
+    def ask(self, method: str, path: str, *, json_body: object = None, form: Mapping[str, str] | None = None) -> Answer:
+        connection = http.client.HTTPConnection(self.address, timeout=PATIENCE)
+        body, headers = None, {}
+        if form is not None:
+            body, headers = urlencode(form), {"Content-Type": "application/x-www-form-urlencoded"}
+        elif json_body is not None:
+            body, headers = json.dumps(json_body), {"Content-Type": "application/json"}
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            return Answer(response.status, response.headers.get("Location", ""), response.read().decode())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Answer:
+        return self.ask("GET", path)
+
+
+def stored(queue: Path, *states: str) -> list[str]:
+    return [path.name for state in states for path in (queue / state).glob("*")]
+
+
+@pytest.mark.parametrize("folder", ["fastapi_service"], indirect=True)
+def test_a_fastapi_service_starts_shows_and_cancels_jobs_and_drains(folder: Path) -> None:
     with started(folder, "app:app", "--port", "0", program=("-m", "uvicorn")) as process:
-        base = process.line("Uvicorn running on").split("running on ")[1].split()[0]
-        names = [f"guest{number}" for number in range(20)]
-        for name in names:
-            status, answer = ask(base, "POST", f"/greetings/{name}")
-            assert (status, set(answer)) == (202, {"id"})
-        for name in names:
-            wait_for(lambda n=name: ask(base, "GET", f"/greetings/{n}")[0] == 200, name, lambda: process.text)
-        assert ask(base, "GET", "/greetings/guest0")[1] == {"greeting": "Hello, guest0!"}
-        assert ask(base, "POST", "/greetings/..")[0] in {400, 404}
-        assert ask(base, "GET", "/livez") == (200, {"worker": "working"})
+        site = Site(process)
+
+        def create(samples: int) -> str:
+            answer = site.ask("POST", "/estimates", json_body={"samples": samples})
+            assert (answer.status, answer.location) == (202, f"/estimates/{answer.json['id']}")
+            return answer.location
+
+        endless = create(1_000_000_000)
+        wait_for(lambda: site.get(endless).json["done"] > 0, "progress", lambda: process.text)
+        jobs = {create(samples): samples for samples in range(20_001, 20_011)}
+        for job, samples in jobs.items():
+            result = site.get(f"{job}/result?wait=30").json
+            assert result["samples"] == samples
+            assert 2.8 < result["pi"] < 3.5
+            assert site.get(job).json == {"state": "done", "code": None, "done": samples, "total": samples}
+
+        assert site.get(endless).json["state"] == "leased"
+        assert site.get(f"{endless}/result").status == 409
+        assert site.ask("DELETE", endless).json == {"was": "running"}
+        assert site.get(endless).json["code"] == "cancelled"
+        assert site.get(f"{endless}/result").status == 410
+        assert site.ask("DELETE", endless).json == {"was": "finished"}
+
+        assert site.ask("POST", "/estimates", json_body={"samples": 0}).status == 422
+        for path in ("/estimates/unknown", "/estimates/unknown/result", "/estimates/no%20id"):
+            assert site.get(path).status == 404
+        # The schedule ticks every 2 s. Jobs that are done are not stored any more.
+        wait_for(lambda: site.get("/statistics").json == {"failed": 1}, "a tick", lambda: process.text)
+        assert site.get("/livez") == (200, "", '{"worker":"working"}')
         process.signal(signal.SIGTERM)
         # uvicorn ends by the signal that it was told to end by.
         assert process.end() in {0, -signal.SIGTERM}, process.text
         assert "Application shutdown complete" in process.text
-    assert not [
-        p for state in ("queue", "lease", "delay", "fail") for p in (folder / "spool/default" / state).glob("*")
-    ]
+    assert not stored(folder / "spool/default", "queue", "lease", "delay")
+
+
+@pytest.mark.parametrize("folder", ["flask_service"], indirect=True)
+def test_a_flask_site_sends_each_mail_once_although_its_worker_is_killed(folder: Path) -> None:
+    mail = folder / "mail"
+    recipients = [f"reader{number}@example.org" for number in range(300)]
+
+    def sent() -> dict[str, int]:
+        """The mails in the directory, each with what a second write would change."""
+        return {path.name: path.stat().st_ino for path in mail.glob("*.eml")}
+
+    def enqueue(site: Site, subject: str, to: str) -> Answer:
+        return site.ask("POST", "/newsletters", form={"subject": subject, "text": "Hello", "recipients": to})
+
+    worker = ("run", "newsletter.worker:tasks", "--log-format", "json")
+    pace = {"NEWSLETTER_MAILS_PER_SECOND": "200"}
+    with started(folder, "--app", "newsletter", "run", "--port", "0", program=("-m", "flask")) as process:
+        site = Site(process)
+        answer = enqueue(site, "News", "\n".join(recipients))
+        assert answer.status == 303
+        page = answer.location
+        assert "State: <b>ready</b>" in site.get(page).text
+        unwanted = enqueue(site, "Oops", "a@example.org b@example.org").location
+        assert site.ask("POST", f"{unwanted}/cancel").location == unwanted
+        assert "cancelled by the editor" in site.get(unwanted).text
+        assert "News</a>: ready" in site.get("/").text
+        assert enqueue(site, "News", "not an address").status == 400
+        assert site.get("/newsletters/unknown").status == 404
+
+        with started(folder, *worker, env=pace) as killed:
+            wait_for(lambda: len(sent()) > 20, "mails", lambda: killed.text)
+            killed.popen.kill()
+        before = sent()
+        assert 20 < len(before) < len(recipients)
+        assert "<progress" in site.get(page).text
+
+        with started(folder, *worker, env=pace) as second:
+            *progress, end = site.get(f"{page}/events").text.removesuffix("\n\n").split("\n\n")
+            assert end == "event: end\ndata:"
+            done = [json.loads(event.removeprefix("data: "))["done"] for event in progress]
+            assert done == sorted(set(done))
+            assert done[-1] == len(recipients)
+            assert f"{len(recipients)} mails were sent." in site.get(page).text
+            after = sent()
+            assert before.items() <= after.items(), "a mail was sent twice"
+            mails = [message_from_bytes((mail / name).read_bytes()) for name in after]
+            assert sorted(one["To"] for one in mails) == sorted(recipients)
+
+            # The digest on weekdays at 7, now.
+            with started(folder, "schedules", "file://./spool", "run", "digest") as command:
+                assert command.end() == 0, command.text
+            (digest,) = wait_for(lambda: list(mail.glob("digest-*.eml")), "the digest", lambda: second.text)
+            text = message_from_bytes(digest.read_bytes()).get_payload()
+            assert f"{len(recipients)} mails were sent" in text
+            assert "Oops: cancelled by the editor" in text
+            assert second.drain() == 0, second.text
 
 
 # Requests without a server: the views, their transactions and their signals are the real ones.
-REQUESTS = """
-import app
+BEFORE_THE_WORKER = """
+import app, json, re
+from django.core.management import call_command
 from django.test import Client
-client = Client(SERVER_NAME="localhost")
+from shop.models import Order
+
+call_command("migrate", run_syncdb=True, verbosity=0)
+client = Client(SERVER_NAME="localhost", enforce_csrf_checks=True)
 created = client.post("/orders", {"item": "tea"})
 assert created.status_code == 201, created.content
-refused = client.post("/orders", {"item": ""})
-assert refused.status_code == 400, refused.content
-print(created.json()["id"])
+assert client.post("/orders", {"item": ""}).status_code == 400
+assert client.get("/orders/1").json() == {"item": "tea", "confirmed": False}
+# As a process leaves it that dies between the commit and `enqueue`.
+Order.objects.create(item="forgotten")
+
+wanted, unwanted = (client.post("/exports").headers["Location"] for _ in range(2))
+assert client.get(wanted).json() == {"state": "ready"}
+page = client.get("/jobs").content.decode()
+token = {"csrfmiddlewaretoken": re.search('csrfmiddlewaretoken" value="([^"]+)"', page)[1]}
+assert re.findall("<td>(.*?)</td>\\\\s*<td>order-1</td>\\\\s*<td>(.*?) *</td>", page) == [("confirm(1,)", "ready")]
+(button,) = [action for action in re.findall('action="([^"]+)"', page) if unwanted.rpartition("/")[2] in action]
+assert client.post(button).status_code == 403
+assert client.post(button, token).status_code == 302
+assert client.post("/schedules/confirm_forgotten/run", token).status_code == 302
+assert client.post("/schedules/other/run", token).status_code == 404
+print(json.dumps([wanted, unwanted]))
 """
-LOOK = """
-import app
+AFTER_THE_WORKER = """
+import app, sys
+from pathlib import Path
 from django.test import Client
-print(Client(SERVER_NAME="localhost").get("/orders/1").content.decode())
+
+client = Client(SERVER_NAME="localhost")
+wanted, unwanted = sys.argv[1:]
+for number in (1, 2):
+    assert client.get(f"/orders/{number}").json()["confirmed"]
+export = client.get(wanted).json()
+assert (export["state"], export["done"], export["total"], export["result"]["orders"]) == ("done", 2, 2, 2), export
+assert len(Path(export["result"]["file"]).read_text().splitlines()) == 2
+assert client.get(unwanted).json()["state"] == "failed"
+page = client.get("/jobs?state=failed").content.decode()
+assert "cancelled by dashboard" in page
+assert "order-1" not in client.get("/jobs").content.decode()
+assert "<td>confirm_forgotten</td>" in page
 """
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("folder", ["django_service"], indirect=True)
-def test_a_django_shop_enqueues_what_is_committed_and_nothing_else(folder: Path) -> None:
+def test_a_django_shop_enqueues_what_is_committed_and_its_dashboard_shows_and_cancels_jobs(folder: Path) -> None:
     def run(*arguments: str) -> str:
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -92,13 +227,11 @@ def test_a_django_shop_enqueues_what_is_committed_and_nothing_else(folder: Path)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    run("manage.py", "migrate", "--run-syncdb", "-v", "0")
-    assert run("-c", REQUESTS) == "1\n"
-    # The order that was rolled back has left nothing.
-    assert len(list((folder / "spool/default/queue").glob("*"))) == 1
-    assert json.loads(run("-c", LOOK)) == {"item": "tea", "confirmed": False}
+    wanted, unwanted = json.loads(run("-c", BEFORE_THE_WORKER))
+    # One order, one export and one call of the schedule: the order that was rolled back has left nothing.
+    assert len(stored(folder / "spool/default", "queue")) == 3
     run("manage.py", "runworker", "--burst")
-    assert json.loads(run("-c", LOOK)) == {"item": "tea", "confirmed": True}
+    run("-c", AFTER_THE_WORKER, wanted, unwanted)
 
 
 @pytest.mark.timeout(180)

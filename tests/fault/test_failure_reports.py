@@ -35,7 +35,7 @@ async def alert(failed: FailedCall) -> None:
     with open("reports", "a") as file:
         print(failed.id, failed.code, file=file)
 
-options = {"on_failure": alert, "max_tries": 2, "backoff": Backoff(initial=0.0)}
+options = {"on_failure": alert, "max_tries": 2, "retry": Backoff(initial=0.0)}
 
 @tasks.task(**options)
 async def fail(number: int) -> None:

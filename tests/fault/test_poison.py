@@ -33,7 +33,7 @@ async def lifespan(app):
     yield "state"
 
 tasks = Tasks(os.environ["URL"], lifespan=lifespan)
-options = {"max_tries": 3, "backoff": Backoff(initial=0.0)}
+options = {"max_tries": 3, "retry": Backoff(initial=0.0)}
 
 def started(name):
     with open(os.environ["STARTS"], "a") as file:

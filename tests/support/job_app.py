@@ -25,13 +25,13 @@ def add_thread(n: int) -> int:
     return n + 1
 
 
-@tasks.task(result=3600, max_tries=1000, backoff=_AT_ONCE)
+@tasks.task(result=3600, max_tries=1000, retry=_AT_ONCE)
 async def pause_async(n: int) -> int:
     await work_for(0.3)
     return n + 1
 
 
-@tasks.task(result=3600, max_tries=1000, backoff=_AT_ONCE)
+@tasks.task(result=3600, max_tries=1000, retry=_AT_ONCE)
 def pause_thread(n: int) -> int:
     block_for(0.3)
     return n + 1
@@ -63,7 +63,7 @@ def parent_process(child: str, n: int) -> int:
     return value
 
 
-@tasks.task(result=60, max_tries=2, backoff=_AT_ONCE)
+@tasks.task(result=60, max_tries=2, retry=_AT_ONCE)
 async def suspect_child(context: Context, n: int) -> int:
     """Kills its process at the first attempt, so the second one, which is the last, is isolated."""
     if context.attempt == 1:
@@ -71,7 +71,7 @@ async def suspect_child(context: Context, n: int) -> int:
     return n + 1
 
 
-@tasks.task(result=60, max_tries=3, backoff=_AT_ONCE)
+@tasks.task(result=60, max_tries=3, retry=_AT_ONCE)
 async def suspect_parent(context: Context, child: str, n: int) -> int:
     if context.attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -90,5 +90,5 @@ def walk_process(context: Context) -> int:
 
 
 @tasks.task(result=60, process=True)
-def sleep_process() -> None:
+def sleep_process(_n: int = 0) -> None:
     block_for(60)

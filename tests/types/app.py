@@ -55,11 +55,11 @@ assert_type(plain, Tasks[Any])
 @tasks.task
 async def store(context: Context[Pool], row: int, *, note: str = "") -> int:
     assert_type(context.state, Pool)
-    assert_type(context.max_tries, int)
+    assert_type(context.max_tries, int | None)
     return await context.state.execute(note * row)
 
 
-@tasks.task(name="other", queue="q", max_tries=3, timeout=timedelta(minutes=5), backoff=Backoff(initial=5), priority=3)
+@tasks.task(name="other", queue="q", max_tries=3, timeout=timedelta(minutes=5), retry=Backoff(initial=5), priority=3)
 def untyped(context: Context, row: int) -> None:
     assert_type(context.state, Any)
 

@@ -276,7 +276,7 @@ def test_signatures_of_a_task_are_its_handlers_without_the_context(tasks):
 async def test_a_handler_knows_whether_this_is_its_last_try(tasks):
     last: list[bool] = []
 
-    @tasks.task(max_tries=2, backoff=Backoff(initial=0))
+    @tasks.task(max_tries=2, retry=Backoff(initial=0))
     async def work(context: Context) -> None:
         last.append(context.tries + 1 == context.max_tries)
         raise RuntimeError

@@ -73,7 +73,7 @@ async def test_an_outcome_that_cannot_be_kept_is_an_ordinary_failure(app, kind, 
     async def beside() -> None:
         await asyncio.sleep(0)
 
-    bad = app.task(name="bad", max_tries=2, backoff=Backoff(initial=0.0))(
+    bad = app.task(name="bad", max_tries=2, retry=Backoff(initial=0.0))(
         raising if kind == "thread" else raising_on_the_loop
     )
     for _ in range(3):
@@ -116,11 +116,11 @@ async def test_a_backoff_that_fails_is_told_beside_the_error_and_the_message_is_
         def delay(self, tries: int, draw: float) -> float:
             return 1e300
 
-    @app.task(backoff=Odd())
+    @app.task(retry=Odd())
     async def odd() -> None:
         raise ValueError("no luck")
 
-    @app.task(backoff=Far())
+    @app.task(retry=Far())
     async def far() -> None:
         raise ValueError("no luck")
 

@@ -46,8 +46,8 @@ INSTALL = {"docs/howto/backend.md"}
 SPARK = "docs/pipeline/"
 # Programs of others.
 _PROGRAMS = """
-. apt-get cat convert-to-thumbnail cp curl docker echo find hostname kubectl ls mv openssl pip pkill printf pytest rfq
-rm sed seq sh spark-submit uvicorn
+. apt-get cat convert-to-thumbnail cp curl docker echo find flask hostname kubectl ls mv openssl pip pkill printf pytest
+rfq rm sed seq sh spark-submit uvicorn
 """
 PROGRAMS = set(_PROGRAMS.split())
 # Commands of qworker that end by themselves, and need nothing but a store: they are run.

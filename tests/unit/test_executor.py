@@ -30,7 +30,7 @@ async def test_a_return_is_an_ack(app):
 
 
 async def test_an_error_is_retried_until_the_tries_are_used_up_and_its_traceback_is_kept(app):
-    @app.task(max_tries=3, backoff=NOW)
+    @app.task(max_tries=3, retry=NOW)
     async def work(ctx: Context) -> None:
         seen.append(ctx.tries)
         raise ValueError("no luck")
@@ -71,7 +71,7 @@ async def test_retry_waits_as_long_as_it_says(app):
 
 
 async def test_retry_without_a_delay_takes_the_backoff_and_the_last_one_fails(app):
-    @app.task(max_tries=2, backoff=NOW)
+    @app.task(max_tries=2, retry=NOW)
     async def work() -> None:
         raise Retry("again")
 
@@ -206,7 +206,7 @@ async def test_a_handler_that_cancels_itself_harms_nobody_else(app):
 
 
 async def test_a_timeout_cancels_the_handler_and_counts_as_a_try(app):
-    @app.task(timeout=0.05, max_tries=2, backoff=NOW)
+    @app.task(timeout=0.05, max_tries=2, retry=NOW)
     async def work() -> None:
         try:
             await asyncio.Event().wait()

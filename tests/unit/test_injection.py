@@ -205,7 +205,7 @@ async def test_a_value_of_the_worker_that_cannot_be_opened_is_opened_again_by_th
 
     make = {"generator": generator, "coroutine": coroutine, "plain": attempt}[form]
 
-    @app.task(backoff=Backoff(initial=0.0))
+    @app.task(retry=Backoff(initial=0.0))
     async def work(pool: str = provide(make, scope="worker")) -> None:
         assert pool == "pool"
 
@@ -224,7 +224,7 @@ async def test_an_attempt_that_is_cancelled_while_a_value_of_the_worker_opens_le
         yield "pool"
         log.append("close")
 
-    @app.task(timeout=0.05, backoff=Backoff(initial=0.0), max_tries=50)
+    @app.task(timeout=0.05, retry=Backoff(initial=0.0), max_tries=50)
     async def work(pool: str = provide(slow, scope="worker")) -> None:
         log.append(pool)
 

@@ -19,7 +19,7 @@ import os, signal, time
 from qworker import Context, Fail, Message, Retry, Backoff
 
 def register(tasks):
-    options = {"process": True, "max_tries": 2, "backoff": Backoff(initial=0.0)}
+    options = {"process": True, "max_tries": 2, "retry": Backoff(initial=0.0)}
     for function in (write, retry, fail, boom, die, soon, late, odd, unsayable, because):
         tasks.task(**options)(function)
     tasks.task(process=True, max_tries=1, timeout=0.2)(hang)

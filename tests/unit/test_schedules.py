@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,11 +23,12 @@ from qworker.envelope import CallOptions, Envelope, open_envelope
 from qworker.errors import BackendUnavailable, MissingExtra, NotSupported, UsageError
 from qworker.message import ReapResult
 from qworker.schedules.records import GROUP
-from qworker.schedules.store import ScheduleStatus
+from qworker.schedules.store import ScheduleStatus, read_schedules, remove_schedule
 from qworker.testing import FakeClock
 from qworker.testing.helpers import enqueued_calls, in_memory, run_until_idle
 from qworker.testing.plugin import qworker_clock, qworker_memory
 from qworker.worker import Worker, WorkerOptions
+from qworker.worker.metrics import merge_counts
 from qworker.worker.store_clock import StoreClock
 from tests.support.apps import close_app
 from tests.support.servers import RedisServer
@@ -311,6 +313,50 @@ async def test_a_schedule_that_was_put_is_listed_until_it_is_removed(tasks: Task
     assert await tasks.schedules.list() == []
 
 
+async def test_a_removal_whose_answer_was_lost_leaves_nothing(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = registered(tasks)
+    await tasks.schedules.put("acme", note.call(), every=60)
+    await tasks.schedules.pause("acme")
+    backend = await tasks.backend()
+    plain = backend.cells
+
+    async def repeated(queue: str, ops: Any) -> Any:
+        if len(ops) == 1 and ops[0].do == "delete":
+            await plain(queue, ops)
+        return await plain(queue, ops)
+
+    monkeypatch.setattr(backend, "cells", repeated)
+    assert await tasks.schedules.remove("acme") is True
+    (left,) = await plain("q", [CellOp("list", Cell("schedules", ""))])
+    assert left.cells == []
+
+
+async def test_a_removal_that_died_in_the_middle_is_completed_by_the_next_one(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = registered(tasks)
+    await tasks.schedules.put("acme", note.call(), every=60)
+    backend = await tasks.backend()
+    (stored,) = await read_schedules(backend, "q", 0.0)
+    await backend.cells("q", [CellOp("delete", stored.cell)])
+    assert await remove_schedule(backend, stored) is True
+    (left,) = await backend.cells("q", [CellOp("list", Cell("schedules", ""))])
+    assert left.cells == []
+
+
+async def test_a_schedule_is_put_at_the_time_of_the_store(tasks: Tasks) -> None:
+    """The clock of the caller is an hour ahead: the schedule would wait that long for its first tick."""
+    note = registered(tasks)
+    tasks.clock = FakeClock(time.time() + 3600)
+    backend = await tasks.backend()
+    await tasks.schedules.put("acme", note.call(), every=60)
+    now = (await backend.reap("q")).now
+    (stored,) = await read_schedules(backend, "q", now)
+    assert stored.last is not None
+    assert abs(stored.last.at - now) < 60
+    assert abs(stored.cell.rank / 1000 - now) < 60
+
+
 async def test_a_schedule_whose_call_gets_another_queue_is_one_schedule(tasks: Tasks) -> None:
     note = registered(tasks)
 
@@ -523,6 +569,22 @@ async def test_a_second_worker_enqueues_no_tick_again(url: str, clock: FakeClock
     await app.run()
     clock.advance(60)
     assert await app.ticks() + await other.ticks() == ["10:16:00"]
+
+
+async def test_a_tick_is_counted_once_however_many_workers_enqueue_it(url: str, clock: FakeClock) -> None:
+    apps = [App(url, clock, every_minute) for _ in range(3)]
+    workers = [Worker(app.tasks, WorkerOptions(burst=True)) for app in apps]
+    await asyncio.gather(*(worker.run() for worker in workers))
+    for _ in range(2):
+        clock.advance(180)
+        rounds = [Worker(app.tasks, WorkerOptions(burst=True)) for app in apps]
+        await asyncio.gather(*(worker.run() for worker in rounds))
+        workers += rounds
+    counts = merge_counts(one for worker in workers for one in worker.features.counts())
+    # By the default policy, the latest of three ticks runs.
+    assert [(one.queue, one.task, one.features) for one in counts] == [
+        ("q", "", {"ticks": {"enqueued": 2, "missed": 4}})
+    ]
 
 
 async def test_a_tick_that_was_enqueued_before_its_worker_died_runs_once(url: str, clock: FakeClock) -> None:

@@ -54,7 +54,7 @@ async def test_outcomes_are_raised_as_they_were(tasks, error):
 
 
 async def test_failures_that_are_no_exceptions_of_a_handler_are_raised_too(tasks):
-    @tasks.task(timeout=0.01, backoff=Backoff(initial=1000.0))
+    @tasks.task(timeout=0.01, retry=Backoff(initial=1000.0))
     async def slow(n: int = 0) -> None:
         await work_for(3600)
 
@@ -132,9 +132,8 @@ async def test_a_call_that_the_directory_has_no_place_for_fails_in_the_test(task
     @tasks.task
     async def work() -> None: ...
 
-    for refused in (work.using(priority=3), work.using(unique_key="x")):
-        with pytest.raises(NotSupported, match="file: does not support"):
-            await refused.enqueue()
+    with pytest.raises(NotSupported, match="file: does not support"):
+        await work.using(unique_key="x").enqueue()
     await work.enqueue()
     await tasks.aclose()
     assert (await run_until_idle(tasks)).acked == 1

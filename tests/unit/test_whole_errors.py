@@ -26,7 +26,7 @@ def check() -> None:
 def app(url: str) -> Tasks:
     tasks = Tasks(url)
 
-    @tasks.task(backoff=Backoff(initial=1e6, maximum=1e6))
+    @tasks.task(retry=Backoff(initial=1e6, maximum=1e6))
     async def work() -> None:
         raise ValueError(LINES)
 

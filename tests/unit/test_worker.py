@@ -100,7 +100,7 @@ async def test_every_queue_gets_its_share(app):
 
 
 async def test_a_burst_runs_a_retry_that_is_due_now_and_leaves_what_is_due_later(app):
-    @app.task(backoff=NOW)
+    @app.task(retry=NOW)
     async def work(ctx: Context) -> None:
         if ctx.tries < 2:
             raise Retry

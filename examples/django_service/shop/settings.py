@@ -9,6 +9,8 @@ SECRET_KEY = os.environ.get("SECRET_KEY", "only-for-this-example")
 ALLOWED_HOSTS = ["localhost", "127.0.0.1"]
 ROOT_URLCONF = "shop.urls"
 INSTALLED_APPS = ["shop"]
+MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware"]
+TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}]
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",

@@ -1,23 +1,66 @@
-"""The background tasks of the shop."""
+"""The background tasks of the shop. Plain functions run in threads, where Django's ORM can block."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
 from django.db import close_old_connections
 
-from qworker import Fail, Tasks
+from qworker import Attempt, Context, Fail, Hook, Retry, Tasks
 
-tasks = Tasks("file://./spool")
+
+class FreshConnections(Hook):
+    """Close broken and old connections to the database, as Django does before and after each request."""
+
+    kinds = frozenset({"thread"})
+
+    def around_sync(self, attempt: Attempt) -> Iterator[None]:
+        close_old_connections()
+        try:
+            yield
+        finally:
+            close_old_connections()
+
+
+tasks = Tasks("file://./spool", hooks=[FreshConnections()])
 
 
 @tasks.task
 def confirm(order_id: int) -> None:
-    """Confirm an order. A plain function runs in a thread, where Django's ORM can block."""
+    """Confirm an order."""
     from shop.models import Order
 
-    # Django does this at the end of a request. Without it, a broken connection would fail the next message too.
-    close_old_connections()
-    try:
-        if not Order.objects.filter(pk=order_id).update(confirmed=True):
-            raise Fail(f"there is no order {order_id}")
-    finally:
-        close_old_connections()
+    if not Order.objects.filter(pk=order_id).update(confirmed=True):
+        raise Fail(f"there is no order {order_id}")
+
+
+@tasks.every(timedelta(minutes=1), overlap="skip")
+@tasks.task
+def confirm_forgotten() -> None:
+    """Enqueue the confirmations that are missing, because a process died between the commit and `enqueue`."""
+    from shop.models import Order
+
+    for order_id in Order.objects.filter(confirmed=False).values_list("pk", flat=True):
+        confirm.using(id=f"order-{order_id}").enqueue_sync(order_id)
+
+
+@tasks.task(result=timedelta(hours=1))
+def export(ctx: Context) -> dict[str, object]:
+    """Write all orders to a CSV file."""
+    from shop.models import Order
+
+    path = Path("exports") / f"{ctx.message.id}.csv"
+    path.parent.mkdir(exist_ok=True)
+    orders = Order.objects.order_by("pk")
+    total = orders.count()
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        for number, order in enumerate(orders.iterator(), 1):
+            if ctx.cancelled():
+                raise Retry(f"stopped at order {number}")
+            rows.writerow([order.pk, order.item, order.confirmed])
+            ctx.progress(number, total)
+    return {"orders": total, "file": str(path)}

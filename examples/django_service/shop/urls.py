@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from django.urls import path
 
-from shop import views
+from shop import dashboard, views
 
-urlpatterns = [path("orders", views.create), path("orders/<int:number>", views.show)]
+urlpatterns = [
+    path("orders", views.create),
+    path("orders/<int:number>", views.show),
+    path("exports", views.create_export),
+    path("exports/<job_id>", views.show_export),
+    path("jobs", dashboard.index, name="jobs"),
+    path("jobs/<queue>/<job_id>/cancel", dashboard.cancel, name="cancel"),
+    path("schedules/<name>/run", dashboard.run, name="run"),
+]

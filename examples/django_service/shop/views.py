@@ -1,15 +1,17 @@
-"""Views that create an order and show it."""
+"""Views that create orders and exports, and show them. Programs use them, so they need no CSRF token."""
 
 from __future__ import annotations
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_POST
 
 from shop.models import Order
-from shop.tasks import confirm
+from shop.tasks import confirm, export
 
 
+@csrf_exempt
 @require_POST
 def create(request: HttpRequest) -> HttpResponse:
     """Create an order, and enqueue its confirmation after the commit (POST /orders)."""
@@ -32,3 +34,26 @@ def show(request: HttpRequest, number: int) -> HttpResponse:
     if order is None:
         return JsonResponse({"error": "no such order"}, status=404)
     return JsonResponse({"item": order.item, "confirmed": order.confirmed})
+
+
+@csrf_exempt
+@require_POST
+def create_export(request: HttpRequest) -> HttpResponse:
+    """Start an export of all orders (POST /exports)."""
+    job = export.enqueue_sync()
+    return JsonResponse({"id": job.id}, status=202, headers={"Location": f"/exports/{job.id}"})
+
+
+@require_GET
+def show_export(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show the state of an export, and its result (GET /exports/ID)."""
+    job = export.job(job_id)
+    status = job.status_sync()
+    if status.state == "gone":
+        return JsonResponse({"error": "no such export"}, status=404)
+    shown: dict[str, object] = {"state": status.state}
+    if status.progress:
+        shown |= {"done": status.progress.done, "total": status.progress.total}
+    if status.state == "done":
+        shown["result"] = job.result_sync(timeout=1)
+    return JsonResponse(shown)

@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -33,9 +33,10 @@ from qworker.envelope import EncodedResult, Envelope, encode_result, open_envelo
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text, summary_of
 from qworker.jobs.handler_wait import HANDLER_WAITS
-from qworker.jobs.records import Progress
+from qworker.jobs.records import AwaitedJob, Progress
 from qworker.kit.linux import set_parent_death_signal
 from qworker.message import Lease, Message
+from qworker.retry import class_names
 from qworker.signature import Signature
 from qworker.task import RAW_HANDLERS, Handler, Task
 from qworker.worker.handlers.parent_link import ParentLink, receive_frame
@@ -53,11 +54,14 @@ __all__ = [
     "decided",
     "log_provider",
     "main",
+    "raised",
     "receive_setup",
     "returned",
 ]
 
 
+# The name of the parent's script, which must not run as it does in the parent.
+_SCRIPT = "__qworker_child__"
 # Seconds between two reports of progress.
 _PROGRESS_INTERVAL = 0.25
 
@@ -89,7 +93,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     # Unix seconds.
     deadline: float | None
-    max_tries: int
+    max_tries: int | None
     # Whether the handler's value is wanted. The child encodes it, because its types may exist only there.
     keep_result: bool = False
     # How many hooks the worker has around the handler. A child that would miss one must not run it.
@@ -168,14 +172,15 @@ class LeaseCheck:
                 # The parent is gone, and this process ends soon.
                 self._link.send(RunReply(how="progress", progress=progress))
 
-    def begin_wait(self) -> None:
-        """Report to the parent that the handler waits for another job. From any of the handler's threads.
+    def begin_wait(self, job: AwaitedJob) -> None:
+        """Report to the parent that the handler waits for this job. From any of the handler's threads.
 
         Raises:
             UsageError: Too many handlers of the worker wait.
         """
         with self._lock:
-            if not self._over and self._waits == 0 and self._link.ask(RunReply(how="waiting")) is False:
+            question = RunReply(how="waiting", job=job)
+            if not self._over and self._waits == 0 and self._link.ask(question) is False:
                 raise UsageError(
                     "too many handlers of this worker wait for other jobs: use a workflow, or raise --concurrency"
                 )
@@ -204,9 +209,9 @@ class ChildWaits:
     def __init__(self, lease: LeaseCheck) -> None:
         self._lease = lease
 
-    def begin(self, _running: logs.Running) -> None:
+    def begin(self, _running: logs.Running, job: AwaitedJob) -> None:
         """Report that the handler waits. See `HandlerWaits`."""
-        self._lease.begin_wait()
+        self._lease.begin_wait(job)
 
     def end(self, _running: logs.Running) -> None:
         """Report that the handler continues."""
@@ -226,9 +231,14 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     ]
     reason: str = ""
     delay: float | None = None
+    counts: bool = True
     error_type: str = ""
+    # The names of the classes of an error that was raised: its policy may belong to one of them.
+    classes: Sequence[str] = ()
     result: EncodedResult | None = None
     progress: Progress | None = None
+    # The job that the handler waits for.
+    job: AwaitedJob | None = None
 
 
 def main(descriptor: int) -> None:
@@ -289,7 +299,7 @@ def _run(handlers: Handlers, providers: WorkerProviders, request: RunRequest, li
         link.send(RunReply(how="begun"))
         return _outcome(found, providers, request, lease)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
-        return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))
+        return raised(error)
     finally:
         lease.end()
 
@@ -320,8 +330,15 @@ def returned(value: Any, request: RunRequest) -> RunReply:
 
 def decided(error: Retry | Fail) -> RunReply:
     """Return the reply for a handler that decided its outcome."""
-    reason, delay = outcome_of(error)
-    return RunReply(how="retry" if isinstance(error, Retry) else "fail", reason=reason, delay=delay)
+    reason, delay, counts = outcome_of(error)
+    return RunReply(how="retry" if isinstance(error, Retry) else "fail", reason=reason, delay=delay, counts=counts)
+
+
+def raised(error: BaseException) -> RunReply:
+    """Return the reply for a handler that raised an error."""
+    # The parent knows the classes of its own script by another module.
+    names = [name.replace(f"{_SCRIPT}.", "__main__.", 1) for name in class_names(error)]
+    return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error), classes=names)
 
 
 def arguments(
@@ -451,7 +468,7 @@ class Handlers:
         if self._main is None:
             if self._main_path is None:
                 raise UsageError("process=True needs a handler in an importable module: move it to a module")
-            self._main = SimpleNamespace(**runpy.run_path(self._main_path, run_name="__qworker_child__"))
+            self._main = SimpleNamespace(**runpy.run_path(self._main_path, run_name=_SCRIPT))
         return self._main
 
 

@@ -32,6 +32,7 @@ from qworker.worker.handlers.child_main import (
     arguments,
     decided,
     log_provider,
+    raised,
     receive_setup,
     returned,
 )
@@ -98,7 +99,7 @@ async def _run(suspects: _Suspects, request: RunRequest, link: ParentLink[RunReq
     try:
         return task.result()
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
-        return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))
+        return raised(error)
 
 
 async def _outcome(suspects: _Suspects, request: RunRequest, link: ParentLink[RunRequest]) -> RunReply:

@@ -26,7 +26,7 @@ from qworker.decision import Fail, Retry
 from qworker.errors import UsageError
 from qworker.failure_text import NotBegun, ProcessDied, RemoteFailure, error_type
 from qworker.jobs.handler_wait import HANDLER_WAITS, HandlerWaits
-from qworker.jobs.records import Progress
+from qworker.jobs.records import AwaitedJob, Progress
 from qworker.task import Handler, RawHandler
 from qworker.worker.delivery import Delivery
 from qworker.worker.handlers.child_main import ChildSetup, RunReply, RunRequest
@@ -223,19 +223,19 @@ class _Attempt:
             self._timer.start()
         elif reply.how == "check_lease":
             return self._runner.is_lost(self._delivery)
-        elif reply.how == "waiting":
-            return self._begin_wait()
+        elif reply.job is not None:
+            return self._begin_wait(reply.job)
         elif reply.how == "resumed":
             self.end_wait()
         elif reply.progress is not None:
             self._runner.report(self._delivery, reply.progress)
         return None
 
-    def _begin_wait(self) -> bool:
+    def _begin_wait(self, job: AwaitedJob) -> bool:
         waits = HANDLER_WAITS.get()
         if waits is not None:
             try:
-                waits.begin(self._delivery)
+                waits.begin(self._delivery, job)
             except UsageError:
                 return False
             self._waits = waits
@@ -352,7 +352,7 @@ class ProcessRunner:
             argv=tuple(os.fsencode(argument) for argument in delivery.lease.message.argv),
             token=delivery.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
-            max_tries=handler.options.max_tries,
+            max_tries=delivery.max_tries,
             keep_result=delivery.keep_result,
             hooks=0 if handler.runner is None else len(handler.runner.hooks),
         )
@@ -407,11 +407,11 @@ def _error(reply: RunReply) -> BaseException | None:
     if reply.how == "returned":
         return None
     if reply.how == "retry":
-        return Retry(reply.reason, delay=reply.delay)
+        return Retry(reply.reason, delay=reply.delay, counts=reply.counts)
     if reply.how == "fail":
         return Fail(reply.reason)
     kind = NotBegun if reply.how == "not_begun" else RemoteFailure
-    return kind(reply.error_type, reply.reason)
+    return kind(reply.error_type, reply.reason, reply.classes)
 
 
 def process_limit(concurrency: int) -> int:
