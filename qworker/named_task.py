@@ -12,13 +12,15 @@ from qworker.attempt.hooks import Hook, publishing_hooks
 from qworker.call import Call
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.returns import check_result_type, check_returns
-from qworker.definition.task_options import TaskOptions, call_options, check_result
+from qworker.definition.task_options import TaskOptions, call_options, check_result, unique_option
+from qworker.definition.unique_key import check_by
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
 from qworker.jobs.job import Job
 from qworker.jobs.source import JobSource
 from qworker.names import check_existing_queue
 from qworker.task import App, ConfiguredTask, Task, configured
+from qworker.unique import Unique
 from qworker.validation import check_text
 
 __all__ = ["Directory", "NamedTask"]
@@ -40,6 +42,17 @@ class Directory(App, Protocol):
 class _AnyArguments:
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Accept everything: only the app that has the function knows its parameters."""
+
+    def values(self, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Refuse it: without the function, arguments have no names.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            f"unique by {', '.join(map(repr, names))} needs the function of the task, which this process does not have:"
+            " write key= instead"
+        )
 
 
 class _Absent:
@@ -98,6 +111,7 @@ class NamedTask(OtherMethods, Generic[T]):
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
         hold: float | timedelta | None = None,
+        unique: Unique | None = None,
         result: float | timedelta | msgspec.UnsetType | None = msgspec.UNSET,
     ) -> NamedTask[T]:
         """Return the task with options for its calls. See `Task.using`.
@@ -108,7 +122,8 @@ class NamedTask(OtherMethods, Generic[T]):
             UsageError: There is a hold and no id, or an option has the wrong type or is out of range.
         """
         made = NamedTask(self._app, self.name, self._queue if queue is None else queue, self._returns)
-        made._fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
+        fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
+        made._fields = fields | unique_option(unique, fields)
         made._given_id, made._headers = id, headers
         if result is not None and result is not msgspec.UNSET:
             result = check_result(result)
@@ -130,6 +145,8 @@ class NamedTask(OtherMethods, Generic[T]):
 
     def _configured(self) -> ConfiguredTask[..., Any]:
         known = self._app._find_task(self.name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        if known is not None:
+            check_by(self.name, known.signature.parameters, self._fields.get("unique"))
         if known is not None and self._kept is not None and self._kept is not msgspec.UNSET:
             check_result_type(self.name, known.function)
         return configured(

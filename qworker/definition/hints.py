@@ -34,9 +34,12 @@ _TASK_OPTIONS = frozenset(
         "result",
         "hooks",
         "on_failure",
+        "unique",
     }
 )
-_CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "unique_key", "id", "queue", "headers", "hold", "result"})
+_CALL_OPTIONS = frozenset(
+    {"delay", "due_at", "priority", "unique_key", "id", "queue", "headers", "hold", "result", "unique"}
+)
 
 # Names of other libraries: the option that is meant, and the difference.
 _OPTIONS: dict[str, tuple[str, str]] = {
@@ -67,7 +70,7 @@ _OPTIONS: dict[str, tuple[str, str]] = {
         ("retry", "a Backoff(initial=..., maximum=...), Delays(...) or a time"),
     ),
     **dict.fromkeys(("job_id", "_job_id", "task_id", "message_id"), ("id", "")),
-    **dict.fromkeys(("unique", "queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),
+    **dict.fromkeys(("queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),
     **dict.fromkeys(("autoretry_for", "retry_when"), ("retry_on", "a tuple of exception classes")),
     **dict.fromkeys(("dont_autoretry_for", "throws"), ("fail_on", "a tuple of exception classes")),
     **dict.fromkeys(("actor_name", "task_name"), ("name", "")),

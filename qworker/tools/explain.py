@@ -25,7 +25,7 @@ from qworker.jobs.look import find_message
 from qworker.jobs.records import PROGRESS, RESULTS, WAITS, get_cell, read_progress, read_wait
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
-from qworker.names import counted, id_forms
+from qworker.names import counted, id_forms, printable
 from qworker.parcel import unpack
 from qworker.refusal import MISFITS, refused_since
 from qworker.signature import Signature
@@ -62,6 +62,7 @@ Code = Literal[
     "held",
     "report",
     "tick",
+    "unique",
     "waits",
 ]
 
@@ -121,6 +122,7 @@ async def explain(
     message_id = forms[0] if stored is None else stored.message.id
     history, unreadable = await _history(backend, queue, message_id)
     held = [*await _hold(backend, queue, message_id, stored), *await _result(backend, queue, message_id)]
+    held += _key(stored)
     if stored is None:
         reason = _gone(history[-1]) if history else _not_found(queue, await glance_at(backend, queue))
         told = _tick(tick_of_id(message_id))
@@ -197,6 +199,23 @@ async def _hold(backend: Backend, queue: str, message_id: str, stored: StoredMes
         return []
     also = "" if stored is None else ", also when the message is gone"
     return [Reason("held", f"its id is held until{_time(end)}: another message with it is not stored before{also}")]
+
+
+def _key(stored: StoredMessage | None) -> list[Reason]:
+    """Explain the unique key of a message that waits or is leased."""
+    if stored is None or stored.message.unique_key is None:
+        return []
+    message, unique = stored.message, stored.message.unique
+    if stored.state not in {State.READY, State.DELAYED, State.LEASED}:
+        return []
+    key = printable(message.unique_key or "")
+    if unique is not None and unique.until == "started":
+        # A retry has started too, and a release of a started message shows nothing.
+        if stored.state is State.LEASED or message.tries:
+            return []
+        return [Reason("unique", f"it holds unique key {key} until it starts")]
+    where = " in all queues" if unique is not None and unique.scope == "app" else ""
+    return [Reason("unique", f"it holds unique key {key} until done{where}")]
 
 
 def _report(stored: StoredMessage) -> list[Reason]:
