@@ -75,6 +75,7 @@ MAX_HOLDER = 40
 
 # The delimiters of the priorities 0 to 9. A higher one sorts before a lower one. No host and no id has one of them.
 DELIMITERS = "_@=;)(&$#!"
+_ESCAPES = {delimiter: f"%{ord(delimiter):02x}" for delimiter in DELIMITERS}
 _PRIORITIES = {delimiter: priority for priority, delimiter in enumerate(DELIMITERS)}
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
@@ -259,7 +260,7 @@ def _second(stamp: str, local: bool) -> float | None:
 
 def _encode(argument: str, delimiter: str) -> str:
     escaped = argument.replace("%", "%25").replace("/", "%2f").replace("\0", "%00")
-    return escaped.replace(delimiter, f"%{ord(delimiter):02x}")
+    return escaped.replace(delimiter, _ESCAPES[delimiter])
 
 
 def _decode(field: str) -> str | None:
