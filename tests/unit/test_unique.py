@@ -107,8 +107,10 @@ def test_times_can_be_timedeltas() -> None:
 
 
 def test_options_without_a_key_are_refused(tasks: Tasks) -> None:
+    def work() -> None: ...
+
     with pytest.raises(UsageError, match="unique needs key= or by="):
-        tasks.task(unique=Unique(until="started"))(lambda: None)
+        tasks.task(unique=Unique(until="started"))(work)
 
 
 @pytest.mark.parametrize(
