@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
@@ -17,7 +16,8 @@ from qworker.context import Context
 from qworker.definition.callables import Kind, handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.returns import check_result_type
-from qworker.definition.task_options import NeedyOption, TaskOptions, call_options, check_result
+from qworker.definition.task_options import TaskOptions, call_options, check_result, sent_options
+from qworker.duration import Moment, Seconds
 from qworker.enqueue.tracing import create_span, is_tracing_configured, send_span
 from qworker.envelope import ORIGINAL_ID, CallOptions, EnvelopeEncoder
 from qworker.errors import UsageError
@@ -26,7 +26,7 @@ from qworker.jobs.source import JobApp, JobSource
 from qworker.message import Draft, Lease, Message
 from qworker.names import to_message_id
 from qworker.signature import Signature
-from qworker.validation import check_text
+from qworker.validation import check_flag, check_text
 
 __all__ = [
     "RAW_HANDLERS",
@@ -58,9 +58,9 @@ _LARGE_BODY = 16 << 20
 class App(JobApp, Protocol):
     """The methods of the app that a task uses."""
 
-    def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]: ...
+    validate: bool
 
-    def _check_store(self, task: str, option: NeedyOption) -> None: ...
+    def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]: ...
 
 
 class Checker(Protocol):
@@ -68,6 +68,10 @@ class Checker(Protocol):
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise `InvalidArguments` if the arguments of a call do not fit."""
+        ...
+
+    def check_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise `InvalidArguments` if the values of a call do not fit."""
         ...
 
 
@@ -350,21 +354,25 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
     def using(  # noqa: PLR0913 - each argument is one option of a call
         self,
         *,
-        delay: float | timedelta | None = None,
-        due_at: float | None = None,
+        delay: Seconds | None = None,
+        due_at: Moment | None = None,
         priority: int | None = None,
         unique_key: str | None = None,
         id: str | None = None,  # noqa: A002
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
-        hold: float | timedelta | None = None,
-        result: float | timedelta | msgspec.UnsetType | None = msgspec.UNSET,
+        hold: Seconds | None = None,
+        result: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
+        timeout: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
+        max_tries: int | msgspec.UnsetType | None = msgspec.UNSET,
+        expires: Seconds | None = None,
+        validate: bool = True,
     ) -> ConfiguredTask[P, R_co]:
         """Return the task with options for its calls.
 
         Args:
             delay: Seconds until the call can run, or a timedelta.
-            due_at: Unix seconds at which it can run, instead of `delay`.
+            due_at: When it can run, instead of `delay`: Unix seconds, or a datetime with a time zone.
             priority: 0 (default) to 9 (first).
             unique_key: While a call with this key waits or runs, another one is not stored.
             id: The message's id: any text of 1 byte or more. While a message with this id is stored, another one is not
@@ -375,23 +383,36 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
             hold: Seconds from the enqueue for which the id stays taken although its message is gone, or a timedelta.
             result: Seconds for which the result is kept after the end of the call, or a timedelta. None: it is not
                 kept. Without it, the task's own option counts.
+            timeout: Seconds that an attempt may take, or a timedelta. None: no limit. Without it, the task's own option
+                counts.
+            max_tries: The number of failed attempts after which the message is failed. None: no limit. Without it, the
+                task's own option counts.
+            expires: Seconds from the enqueue, or a timedelta. A message that has not started by then fails with the
+                code `expired`, and is not run. A retry is a start too.
+            validate: Whether to check the values of the arguments against the annotations.
 
         Raises:
             InvalidName: `unique_key`, `id` or `queue` is not allowed.
             UsageError: There is a hold and no id, or an option has the wrong type or is out of range.
         """
         fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
+        sent = sent_options(fields, timeout, max_tries, expires)
+        if max_tries is None:
+            self.app._check_store(self.name, "max_tries=None")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if result is not None and result is not msgspec.UNSET:
             result = check_result(result)
             check_result_type(self.name, self.function)
             self.app._check_store(self.name, "result=")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        return configured(self, fields, given_id=id, queue=queue, headers=headers, result=result)
+        check_flag("validate", validate)
+        return configured(
+            self, fields, given_id=id, queue=queue, headers=headers, result=result, sent=sent, validate=validate
+        )
 
 
 class ConfiguredTask(OtherMethods, Generic[P, R_co]):
     """A task with options for its calls. `Task.using` creates it."""
 
-    __slots__ = ("_draft", "_given_queue", "_headers", "_options", "_result", "_returns", "_task")
+    __slots__ = ("_draft", "_given_queue", "_headers", "_options", "_result", "_returns", "_task", "_validate")
 
     def __init__(
         self,
@@ -402,13 +423,17 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         headers: Mapping[str, str] | None = None,
         result: float | msgspec.UnsetType | None = msgspec.UNSET,
         returns: Any = Any,
+        sent: Mapping[str, Any] | None = None,
+        validate: bool = True,
     ) -> None:
         self._task = task
+        self._validate = validate
         own = task.source.result
         self._result = own if result is msgspec.UNSET else result
         # A caller that does not know the task reads the option from the message.
         is_plain = self._result is msgspec.UNSET or (self._result is None and own is None)
-        self._options = None if is_plain else CallOptions(result=self._result)
+        kept: dict[str, Any] = {} if is_plain else {"result": self._result}
+        self._options = CallOptions(**kept, **(sent or {})) if kept or sent else None
         self._returns = returns
         self._draft = dict(draft)
         if task.options.priority:
@@ -441,6 +466,8 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
     def _make_draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
         task.signature.check(args, kwargs)
+        if self._validate and task.app.validate:
+            task.signature.check_values(args, kwargs)
         headers = task.app._collect_headers(self._headers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         body = task.encoder.encode(args, kwargs, headers, self._options)
         if len(body) > _LARGE_BODY:
@@ -487,7 +514,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         return call.job(message_id)
 
 
-def configured(
+def configured(  # noqa: PLR0913 - each argument is one option of a call
     task: Callee,
     fields: Mapping[str, Any],
     *,
@@ -496,6 +523,8 @@ def configured(
     headers: Mapping[str, str] | None = None,
     result: float | msgspec.UnsetType | None = msgspec.UNSET,
     returns: Any = Any,
+    sent: Mapping[str, Any] | None = None,
+    validate: bool = True,
 ) -> ConfiguredTask[Any, Any]:
     """Return a task with checked options for its calls.
 
@@ -507,7 +536,11 @@ def configured(
         headers: Texts by name that are stored with the call.
         result: Seconds for which the result is kept. None: it is not kept. Unset: the task's own option counts.
         returns: The type of the result. Any: the task's own.
+        sent: What `sent_options` returned.
+        validate: Whether to check the values of the arguments.
     """
     if given_id is not None and fields["id"] != given_id:
         headers = {**(headers or {}), ORIGINAL_ID: given_id}
-    return ConfiguredTask(task, fields, queue=queue, headers=headers, result=result, returns=returns)
+    return ConfiguredTask(
+        task, fields, queue=queue, headers=headers, result=result, returns=returns, sent=sent, validate=validate
+    )
