@@ -227,7 +227,7 @@ def test_the_command_line_has_the_options_of_a_call(tmp_path, monkeypatch, capsy
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    arguments = "--delay 60 --id order-17 --hold 1d --unique-key k --timeout 5 --max-tries 1 --result 60"
+    arguments = "--delay 60 --id order-17 --hold 1d --timeout 5 --max-tries 1 --result 60"
     command = ["enqueue", "options_app:tasks", "work", "1", *arguments.split(), "--expires", "2m"]
     assert main(command) == 0
     assert capsys.readouterr().out.strip() == "order-17"
