@@ -66,7 +66,8 @@ class CellOp(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         do: `get` reads a cell. `put` stores one in place of an older one. `delete` removes one. `list` reads a page of
             a group: the cells whose names follow `cell.name`, in the order of their names. Without a group, it lists
-            the names of the groups that follow `cell.name`, each as a cell without a name. `close` says whether a group
+            the names of the groups that follow `cell.name`, each as a cell without a name. A page that continues the
+            one before may lack a cell that another process has put since the first page. `close` says whether a group
             has no cells.
         cell: The cell. `get` and `delete` need its group and its name only, and `close` its group. The version is not
             used: see `only`.

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.offers import QueueGlance
-from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
+from qworker.cell import Cell, CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.failure_text import cancelled_text
 from qworker.history.directory import DirectoryHistory
@@ -42,7 +42,7 @@ from qworker_file.browse import FileBrowser
 from qworker_file.bulk import FileBulkStore
 from qworker_file.cancel import cancel
 from qworker_file.cell_wait import wait_for_either
-from qworker_file.cells import carry_out, reply_without_cells
+from qworker_file.cells import carry_out, queues_with_group, reply_without_cells
 from qworker_file.deviations import DEVIATIONS
 from qworker_file.holds import held_until
 from qworker_file.lease import extend
@@ -256,11 +256,13 @@ class FileBackend(Backend):
         with store_errors(f"remove from {queue!r}"), (browser := self._browser(queue)).files:
             return await admin.remove(self._stores.open(), browser, selection)
 
-    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+    async def cancel(
+        self, queue: str, selection: Selection, by: str = "", only: Mapping[str, Cell] | None = None
+    ) -> list[Cancelled]:
         """Move messages to fail/."""
         selection.require_unfinished()
         with store_errors(f"cancel in {queue!r}"), (browser := self._browser(queue)).files:
-            return await cancel(self._stores.open(), browser, selection, cancelled_text(by))
+            return await cancel(self._stores.open(), browser, selection, cancelled_text(by), only or {})
 
     def _browser(self, queue: str) -> FileBrowser:
         return FileBrowser(self._stores.require_queue(queue), self._clock, local_time=self._options.local_time)
@@ -276,6 +278,12 @@ class FileBackend(Backend):
         """Return the end of the hold of an id."""
         with store_errors(f"read {queue!r}"), self._stores.require_queue(queue).files as files:
             return await held_until(files, message_id, self._clock.time())
+
+    async def queues_with_cells(self, queues: Sequence[str], group: str) -> list[str]:
+        """Return the queues that have a directory for a group. None is opened."""
+        with store_errors(f"look into {self._directory}"):
+            store = self._stores.open_existing()
+            return [] if store is None else await queues_with_group(store.root, queues, group)
 
     async def heads(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Yield finished messages without opening their files."""

@@ -17,7 +17,7 @@ from qworker.message import Message, MessageRef, State
 from qworker_file.foreign import read_arguments
 from qworker_file.id_place import Place, locate
 from qworker_file.layout import QueueDir
-from qworker_file.loads import is_load, staged_files
+from qworker_file.loads import StagedFile, is_load, staged_files
 from qworker_file.names import (
     is_cancelled_name,
     is_generated_id,
@@ -62,12 +62,16 @@ class FileBrowser(QueueBrowser[QueueDir]):
                     yield [file for file in waiting if file.state is state]
             if state is State.READY:
                 # Before queue/: a mover renames files from here to there.
-                async for staged in staged_files(files.base, local_time=self._local_time):
+                async for staged in self._staged():
                     yield [MessageFile(state, files.base, file.path, file.item) for file in staged]
             directory = self._directory(state)
             if directory is not None:
                 async for names in name_slices(directory):
                     yield [self._plain(state, directory, name) for name in names if name[0] != "."]
+
+    def _staged(self) -> AsyncIterator[list[StagedFile]]:
+        """List the staged files of sealed loads. A load that cannot be read is recorded, and hides no other message."""
+        return staged_files(self.files.base, local_time=self._local_time, on_trouble=self.queue.loads.report)
 
     def _directory(self, state: State) -> int | None:
         """Return the directory in which the names of a state are items."""
@@ -112,7 +116,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
             waiting = [file for name in names if (file := self._delayed(name, now)) is not None]
             found += [file for file in waiting if file.state is state]
         if state is State.READY:
-            async for staged in staged_files(files.base, local_time=self._local_time):
+            async for staged in self._staged():
                 found += [
                     MessageFile(state, files.base, file.path, file.item) for file in staged if share.has(file.item)
                 ]
@@ -149,6 +153,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
                 for name in ready_names(message_id, task):
                     if has_entry(name, files.queue):
                         yield MessageFile(State.READY, files.queue, name, name)
+                        break
         for state in (State.LEASED, State.DELAYED, State.FAILED, State.DONE):
             async for found in self._waiting() if state is State.DELAYED else self.slices(state):
                 for file in found:
@@ -214,6 +219,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
             tries=0 if parsed is None else parsed.tries,
             deaths=0 if parsed is None else parsed.deaths,
             enqueued_at=status.st_mtime if parsed is None or parsed.enqueued_at is None else parsed.enqueued_at,
+            priority=0 if parsed is None else parsed.priority,
             argv=(file.item,) if parsed is None else read_arguments(self.files, parsed),
         )
 

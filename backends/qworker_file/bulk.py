@@ -4,7 +4,7 @@
     -> load-<load>:<step>:<run>/..., from which workers lease (qworker_file.loads)
 
 The commit renames the directory of the run. If it dies before that, the seal says what is left to do. If rows have a
-due time, or other programs must see all of them, the commit renames each file to queue/ or delay/
+due time or a priority, or other programs must see all of them, the commit renames each file to queue/ or delay/
 (qworker_file.load_mover).
 """
 
@@ -138,7 +138,8 @@ class FileBulkWriter(BulkWriter):
             store, folder = self._stores.open(), self._folder()
             opened = store.get_or_create(self.queue)
             with opened.files:
-                # Delayed messages are in delay/. Other programs, and older releases, see only these two.
+                # Delayed messages are in delay/, and queue/ has the order of priorities. Other programs, and older
+                # releases, see only these two.
                 if store.options.fsq or any(partition.delayed != 0 for partition in manifest.partitions):
                     await self._move(store, opened, folder, manifest)
                 else:

@@ -42,7 +42,7 @@ def write_partition(
         flusher: Syncs the files in the background.
 
     Returns:
-        The number of messages, the bytes of their bodies, and how many messages have a due time.
+        The number of messages, the bytes of their bodies, and how many messages have a due time or a priority.
     """
     partition = _make(name, run)
     count = size = 0
@@ -68,7 +68,7 @@ def write_partition(
     finally:
         _close(chunk)
         os.close(partition)
-    return count, size, names.delayed
+    return count, size, names.out_of_order
 
 
 def _make(name: str, parent: int) -> int:
@@ -85,42 +85,45 @@ def _close(fd: int) -> None:
 
 
 class _Names:
-    """Names of staged files: `<row>.<due, ms>_<tries>[_<task>]`.
+    """Names of staged files: `<row>.<due, ms>_<tries>[_<task>]`, with the delimiter of their priority.
 
     Attributes:
-        delayed: How many of them have a due time.
+        out_of_order: How many of them have a due time or a priority, so workers do not take them in the order of rows.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.delayed = 0
+        self.out_of_order = 0
         self._clock = clock
-        self._kinds: dict[tuple[str | None, int, tuple[str, ...]], str] = {}
+        self._kinds: dict[tuple[str | None, int, int, tuple[str, ...]], str] = {}
 
     def make_name(self, draft: Draft, row: int) -> str:
         """Return the name of one draft.
 
         Raises:
             NotSupported: A directory cannot keep a field of the draft.
+        UsageError: Its priority is not from 0 to 9.
         """
         if draft.priority or draft.unique_key is not None or draft.fields:
             refuse_unsupported("file", DEVIATIONS, [draft])
-        kind = (draft.task, draft.tries, draft.argv)
+        kind = (draft.task, draft.tries, draft.priority, draft.argv)
         suffix = self._kinds.get(kind)
         if suffix is None:
             suffix = _suffix(draft)
             if len(self._kinds) < _KINDS:
                 self._kinds[kind] = suffix
         due = 0
-        if draft.due_at is not None or draft.delay > 0:
-            self.delayed += 1
+        is_timed = draft.due_at is not None or draft.delay > 0
+        if is_timed:
             due = _due_ms(draft, self._clock)
+        if is_timed or draft.priority:
+            self.out_of_order += 1
         return f"{row:09d}.{due}{suffix}"
 
 
 def _suffix(draft: Draft) -> str:
     """Return the part of the item's name that follows the id."""
     words = draft.argv if draft.task is None else (draft.task, *draft.argv)
-    return item_name("", draft.tries, words)[1:]
+    return item_name("", draft.tries, words, draft.priority)[1:]
 
 
 def _due_ms(draft: Draft, clock: Clock) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 
+from qworker.cell import Cell
 from qworker.kit.directory.browser import MessageFile
 from qworker.kit.directory.reasons import write_reason
 from qworker.kit.files import has_entry, try_unlink
@@ -18,6 +19,7 @@ from qworker.kit.find import stamp
 from qworker.kit.planted import rename_file
 from qworker.message import Cancelled, Selection, State
 from qworker_file.browse import FileBrowser
+from qworker_file.cells import locked_version
 from qworker_file.foreign import give_own_name
 from qworker_file.id_place import Place, record_move
 from qworker_file.names import MAX_OWN, byte_length, cancelled_name, is_cancelled_name, parse_item, reason_name
@@ -34,18 +36,20 @@ _MOST_LOOKS = 100
 _FINISHED = frozenset({State.DONE, State.FAILED})
 
 
-async def cancel(store: Store, browser: FileBrowser, selection: Selection, reason: str) -> list[Cancelled]:
+async def cancel(
+    store: Store, browser: FileBrowser, selection: Selection, reason: str, only: Mapping[str, Cell]
+) -> list[Cancelled]:
     """Move messages to fail/ and return what was found.
 
     Raises:
         OSError: One cannot be moved. A repetition continues.
     """
-    call = _Cancel(store, browser, reason)
+    call = _Cancel(store, browser, reason, only)
     try:
         if selection.ids is not None:
             return await call.by_ids(selection.ids)
         assert selection.state is not None
-        return await call.each(await browser.list_files(selection.state))
+        return await call.by_state(selection.state)
     finally:
         await call.finish()
 
@@ -53,11 +57,14 @@ async def cancel(store: Store, browser: FileBrowser, selection: Selection, reaso
 class _Cancel:
     """One call of `cancel`."""
 
-    def __init__(self, store: Store, browser: FileBrowser, reason: str) -> None:
+    def __init__(self, store: Store, browser: FileBrowser, reason: str, only: Mapping[str, Cell]) -> None:
         self._store = store
         self._browser = browser
         self._files = browser.files
         self._reason = reason
+        self._only = only
+        # The messages whose cell has another version by now.
+        self._refused: set[str] = set()
         # The descriptors of the reasons that were written, by their names, and the directories that changed.
         self._reasons: dict[str, int] = {}
         self._changed: set[int] = set()
@@ -68,22 +75,23 @@ class _Cancel:
         found: dict[str, Cancelled] = {}
         for look in range(_MOST_LOOKS if wanted else 0):
             before = stamp(self._files.message_directories)
-            left = frozenset(wanted) - found.keys()
+            left = frozenset(wanted) - found.keys() - self._refused
+            if not left:
+                break
             has_moved = False
             async for file in self._matching(left):
-                one = self._cancel_file(file)
-                if one is None:
+                one = await self._cancel_file(file)
+                if one is not None:
+                    found.setdefault(one.id, one)
+                elif self._browser.message_id(file) not in self._refused:
                     has_moved = True
-                elif one.id not in found:
-                    found[one.id] = one
-            if len(found) == len(wanted):
-                break
-            if not has_moved and (look >= _LOOKS - 1 or (before is not None and before == self._stamp())):
+            if not has_moved and self._was_enough(look, before, self._files.message_directories):
                 break
         return [found[message_id] for message_id in wanted if message_id in found]
 
-    def _stamp(self) -> tuple[int, ...] | None:
-        return stamp(self._files.message_directories)
+    def _was_enough(self, look: int, before: tuple[int, ...] | None, directories: Iterable[int]) -> bool:
+        """Return whether a listing has seen every message that stayed in its directory."""
+        return look >= _LOOKS - 1 or (before is not None and before == stamp(directories))
 
     async def _matching(self, ids: frozenset[str]) -> AsyncIterator[MessageFile]:
         left = set(ids)
@@ -93,20 +101,52 @@ class _Cancel:
             if not left:
                 return
 
-    async def each(self, files: Iterable[MessageFile]) -> list[Cancelled]:
-        """Cancel the messages of some files, if they are still there."""
+    async def by_state(self, state: State) -> list[Cancelled]:
+        """Cancel the messages in a state.
+
+        Each is renamed away from the name that it had in this state, so that none is cancelled in another one.
+        """
         found: list[Cancelled] = []
-        for number, file in enumerate(files):
-            one = self._cancel_file(file)
-            if one is not None:
-                found.append(one)
-            if number % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
+        # Leases that had another name by the time of their step: they may only be extended.
+        moved: set[str] = set()
+        for look in range(_MOST_LOOKS):
+            before = stamp((self._files.lease,))
+            files = await self._browser.list_files(state)
+            if look >= _LOOKS:
+                # A lease is not missed by so many listings. The others were taken during this call.
+                files = [file for file in files if file.item in moved]
+            moved.clear()
+            for number, file in enumerate(files):
+                one = await self._cancel_file(file)
+                if one is not None:
+                    found.append(one)
+                else:
+                    moved.add(file.item)
+                if number % _SLICE == _SLICE - 1:
+                    await asyncio.sleep(0)
+            # Only a lease gets another name and stays in its state.
+            if state is not State.LEASED or (not moved and self._was_enough(look, before, (self._files.lease,))):
+                break
         return found
 
-    def _cancel_file(self, file: MessageFile) -> Cancelled | None:
-        """Cancel one message. Return None if it has moved."""
+    async def _cancel_file(self, file: MessageFile) -> Cancelled | None:
+        """Cancel one message. Return None if it has moved, or if its cell has changed."""
         message_id = self._browser.message_id(file)
+        cell = self._only.get(message_id)
+        if cell is None or file.state in _FINISHED:
+            return self._cancel_unconditionally(file, message_id)
+        # A cell is deleted under this lock: after its deletion there is no rename.
+        async with locked_version(self._files, cell.group, cell.name, self._store.clock) as version:
+            if version == cell.version:
+                return self._cancel_unconditionally(file, message_id)
+        self._refused.add(message_id)
+        return None
+
+    def _cancel_unconditionally(self, file: MessageFile, message_id: str) -> Cancelled | None:
+        """Cancel one message. Return None if it has moved."""
+        if file.state is State.DELAYED and file.at <= self._store.clock.time():
+            # It is ready by now.
+            return None
         try:
             if file.state in _FINISHED:
                 status = os.stat(file.name, dir_fd=file.directory, follow_symlinks=False)

@@ -12,17 +12,20 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import assert_never
 
 from qworker.cell import CELLS_PER_PAGE, Cell, CellOp, CellReply
+from qworker.clock import Clock
 from qworker.kit.files import list_names, lock_file, remove_empty, try_unlink
 from qworker.kit.opening import open_directory
 from qworker_file.cell_file import CELLS, CellFile, StoredCell, file_name, name_of, read_cell, remove_if_expired
+from qworker_file.cell_listing import MOST_LISTINGS, CellListing
 from qworker_file.layout import QueueDir, open_part
 from qworker_file.store import Store
 
-__all__ = ["carry_out", "open_group", "read_version", "reply_without_cells"]
+__all__ = ["carry_out", "locked_version", "open_group", "queues_with_group", "read_version", "reply_without_cells"]
 
 # Seconds on the loop before other tasks run.
 _TURN = 0.002
@@ -45,6 +48,9 @@ async def carry_out(store: Store, queue: str, ops: Sequence[CellOp]) -> list[Cel
     creates = any(op.do == "put" for op in ops)
     while True:
         opened = store.get_open(queue)
+        if opened is None and not creates and not any(_may_have(store.root, queue, op.cell.group) for op in ops):
+            # Most queues have no cells, and need not be opened for that.
+            return [reply_without_cells(op) for op in ops]
         if opened is None:
             opened = store.get_or_create(queue) if creates else store.get(queue)
         if opened is None:
@@ -66,6 +72,29 @@ def reply_without_cells(op: CellOp) -> CellReply:
     """Return the reply to an operation other than a put in a queue or a group without cells."""
     is_close = op.do == "close"
     return CellReply(is_close or op.do == "list", empty=is_close or op.do == "list")
+
+
+async def queues_with_group(root: int, queues: Sequence[str], group: str) -> list[str]:
+    """Return the queues that have the directory of a group, or that cannot be looked at."""
+    found: list[str] = []
+    for number, queue in enumerate(queues):
+        if _may_have(root, queue, group):
+            found.append(queue)
+        if number % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
+    return found
+
+
+def _may_have(root: int, queue: str, group: str) -> bool:
+    """Return whether a queue has the directory of a group; without a group, that of all groups."""
+    try:
+        os.stat(f"{queue}/{CELLS}/{file_name(group)}" if group else f"{queue}/{CELLS}", dir_fd=root)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        # To open the queue says what is wrong.
+        return True
+    return True
 
 
 def open_group(files: QueueDir, group: str) -> int | None:
@@ -96,6 +125,29 @@ def read_version(files: QueueDir, group: str, name: str, now: float) -> str:
     finally:
         os.close(fd)
     return stored.version if stored is not None and stored.is_live(now) else ""
+
+
+@asynccontextmanager
+async def locked_version(files: QueueDir, group: str, name: str, clock: Clock) -> AsyncGenerator[str]:
+    """Yield the version of a cell, empty if it is absent. No process replaces or deletes it until the end of the block.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    while (fd := open_group(files, group)) is not None:
+        try:
+            await lock_file(fd)
+            if os.fstat(fd).st_nlink == 0:
+                # It was removed, and may have been made again.
+                continue
+            stored = read_cell(file_name(name), fd)
+            yield stored.version if stored is not None and stored.is_live(clock.time()) else ""
+            return
+        finally:
+            # As in a batch: the lock ends even if a child was forked in the meantime.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+    yield ""
 
 
 class _Batch:
@@ -135,6 +187,9 @@ class _Batch:
                 await commit.data([one.fd for one in written.values()])
             for number, op in enumerate(ops):
                 replies.append(await self._carry_out(op, written.get(number)))
+                if op.do == "put":
+                    # An iteration of this process gets its own puts.
+                    self._store.cell_listings.pop((self._files.name, op.cell.group), None)
                 await self._give_way()
             self._unlock()
             if commit is not None and self._changed:
@@ -274,24 +329,26 @@ class _Batch:
         group = await self._lock(after.group)
         if group is None:
             return CellReply(True, empty=True)
-        names: list[tuple[str, str]] = []
-        for file in await list_names(group):
-            name = name_of(file)
-            if name == "":
-                stored = read_cell(file, group)
-                name = None if stored is None else stored.name
-            if name and name > after.name:
-                names.append((name, file))
-        names.sort()
+        key = (self._files.name, after.group)
+        listing = self._store.cell_listings.pop(key, None)
+        if listing is None or not listing.continues(after.name):
+            listing = CellListing(await _names_after(after.name, group), time.monotonic())
+        names = listing.names
         page: list[Cell] = []
         size = 0
-        for name, file in names:
+        while names:
+            name, file = names[-1]
             stored = _read_live(file, group, now)
             if stored is not None:
                 if len(page) == CELLS_PER_PAGE or (page and size + len(stored.value) > _PAGE_BYTES):
+                    listing.after = page[-1].name
+                    if len(self._store.cell_listings) >= MOST_LISTINGS:
+                        self._store.cell_listings.clear()
+                    self._store.cell_listings[key] = listing
                     return CellReply(True, cells=page)
                 page.append(stored.to_cell(after.group, name, now))
                 size += len(stored.value)
+            names.pop()
         return CellReply(True, cells=page, empty=True)
 
     async def _list_groups(self, after: str, now: float) -> CellReply:
@@ -395,6 +452,20 @@ def _read_live(file: str, group: int, now: float) -> StoredCell | None:
 
 
 # -- groups as a whole -----------------------------------------------------------------------------------------------
+
+
+async def _names_after(after: str, group: int) -> list[tuple[str, str]]:
+    """Return the names of cells that follow a name, each with that of its file, the first one last."""
+    names: list[tuple[str, str]] = []
+    for file in await list_names(group):
+        name = name_of(file)
+        if name == "":
+            stored = read_cell(file, group)
+            name = None if stored is None else stored.name
+        if name and name > after:
+            names.append((name, file))
+    names.sort(reverse=True)
+    return names
 
 
 async def first_live(group: int, now: float) -> tuple[str, StoredCell] | None:

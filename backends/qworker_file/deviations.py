@@ -7,7 +7,6 @@ from collections.abc import Mapping
 __all__ = ["DEVIATIONS"]
 
 DEVIATIONS: Mapping[str, str] = {
-    "priority": "a directory is listed in one order",
     "unique_key": "a directory has no index of keys; an id that you give is stored once",
     "fields": "a file has a name and its contents",
     "retry_errors": "a file has a name and its contents: the history keeps the error",

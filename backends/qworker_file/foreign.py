@@ -13,7 +13,7 @@ from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import UNREADABLE
 from qworker.names import new_id, printable
 from qworker_file.layout import QueueDir
-from qworker_file.names import MAX_OWN, Item, alias_target, item_name, make_alias, parse_item, reason_name
+from qworker_file.names import DELIMITERS, MAX_OWN, Item, alias_target, item_name, make_alias, parse_item, reason_name
 
 __all__ = ["ClaimResult", "give_own_name", "move_to_failed", "read_arguments"]
 
@@ -46,7 +46,7 @@ def give_own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str,
     if parsed is None and len(os.fsencode(short)) <= MAX_OWN:
         item = short
     else:
-        item, key = make_alias(name, stem, tries)
+        item, key = make_alias(name, stem, tries, 0 if parsed is None else parsed.priority)
         _keep_name(files, key, name)
     own = parse_item(item)
     assert own is not None, item
@@ -54,8 +54,8 @@ def give_own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str,
 
 
 def _choose_stem(name: str, parsed: Item | None) -> tuple[str, int]:
-    if parsed is not None and name[0] == "_":
-        stem = "_".join(name[1:].split("_", 4)[:4])
+    if parsed is not None and name[0] in DELIMITERS:
+        stem = "_".join(name[1:].split(name[0], 4)[:4])
         if len(os.fsencode(stem)) < MAX_OWN - 80:
             return stem, parsed.tries
     return new_id(), 0 if parsed is None else parsed.tries

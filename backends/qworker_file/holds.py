@@ -3,19 +3,24 @@
 The item carries the end of the hold, and its first lease makes the symlink. If the publish made it, a publisher that
 dies before its message is visible would leave a hold without a message. If the ack made it, a worker that dies after
 the ack would leave a message without a hold, and its id would be stored and run again.
+
+A hold that was freed while its message is stored has the text `-` and its end: no lease makes it again. For releases
+that do not know this text, there is no hold.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 
+from qworker.kit.files import try_unlink
 from qworker.kit.store_errors import FULL
 from qworker_file.id_place import item_at, locate, replace_link
 from qworker_file.layout import QueueDir
 from qworker_file.names import given_id, hold_end_ms, hold_name, may_lack_link
 
-__all__ = ["held_until", "is_held", "keep_hold", "read_end_ms"]
+__all__ = ["free_holds", "has_ended", "held_until", "is_held", "keep_hold"]
 
 
 def keep_hold(files: QueueDir, item: str, now: float) -> None:
@@ -35,7 +40,7 @@ def keep_hold(files: QueueDir, item: str, now: float) -> None:
     message_id = given_id(item)
     assert message_id is not None, item
     target = hold_name(message_id)
-    if (read_end_ms(files, target) or 0) >= end_ms:
+    if abs(_read_number(files, target)) >= end_ms:
         return
     try:
         replace_link(files, str(end_ms), target)
@@ -48,7 +53,28 @@ def keep_hold(files: QueueDir, item: str, now: float) -> None:
 
 def is_held(files: QueueDir, message_id: str, now: float) -> bool:
     """Return whether an id is held, by the store's clock."""
-    return (read_end_ms(files, hold_name(message_id)) or 0) > now * 1000
+    return _read_number(files, hold_name(message_id)) > now * 1000
+
+
+async def free_holds(files: QueueDir, ids: Sequence[str]) -> bool:
+    """Free the holds of ids, also those that the first leases of their messages would make.
+
+    Returns:
+        Whether names/ has changed.
+
+    Raises:
+        OSError: One cannot be freed.
+    """
+    places = (await locate(files, ids)).places
+    changed = False
+    for message_id in ids:
+        end_ms = hold_end_ms(item_at(places[message_id]) or "") if message_id in places else None
+        if end_ms is None:
+            changed = try_unlink(hold_name(message_id), files.names) or changed
+        else:
+            replace_link(files, f"-{end_ms}", hold_name(message_id))
+            changed = True
+    return changed
 
 
 async def held_until(files: QueueDir, message_id: str, now: float) -> float | None:
@@ -56,21 +82,32 @@ async def held_until(files: QueueDir, message_id: str, now: float) -> float | No
 
     A message that was not leased yet has its hold in its name.
     """
-    ends = [read_end_ms(files, hold_name(message_id))]
+    stored = _read_number(files, hold_name(message_id))
+    waiting: int | None = None
     if not may_lack_link(message_id):
         place = (await locate(files, [message_id])).places.get(message_id)
-        ends.append(None if place is None else hold_end_ms(item_at(place) or ""))
-    end = max([end_ms / 1000 for end_ms in ends if end_ms is not None], default=0.0)
+        waiting = None if place is None else hold_end_ms(item_at(place) or "")
+    if waiting is not None and waiting <= abs(stored):
+        # It is stored, or was freed.
+        waiting = None
+    end = max(stored, waiting or 0) / 1000
     return end if end > now else None
 
 
-def read_end_ms(files: QueueDir, name: str) -> int | None:
-    """Return the end of the hold with a name in names/, in Unix milliseconds; None if it is not a hold."""
+def has_ended(files: QueueDir, name: str, now: float) -> bool:
+    """Return whether an entry of names/ is a hold whose end has passed, by the store's clock. Then nothing needs it."""
+    number = _read_number(files, name)
+    return number != 0 and abs(number) <= now * 1000
+
+
+def _read_number(files: QueueDir, name: str) -> int:
+    """Return the end of the hold with a name in names/, in Unix milliseconds: negative if it was freed, 0 if absent."""
     try:
         text = os.readlink(name, dir_fd=files.names)
     except OSError as error:
         # Another program's file can have its name.
         if error.errno in {errno.ENOENT, errno.EINVAL}:
-            return None
+            return 0
         raise
-    return int(text) if text.isascii() and text.isdigit() else None
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() else 0

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from qworker.kit.files import find_inode, has_entry, link_file, list_names, try_unlink
 from qworker.kit.opening import open_directory, open_entry
-from qworker_file.holds import is_held, read_end_ms
+from qworker_file.holds import has_ended, is_held
 from qworker_file.id_place import Located, Place, is_unchanged, locate, read_status, record_place, recorded_place
 from qworker_file.layout import QueueDir
 from qworker_file.loads import staged_files
@@ -105,8 +105,7 @@ async def clean_up_index(files: QueueDir, now: float) -> int:
 def _is_left(files: QueueDir, kind: str, key: str, now: float) -> bool:
     """Return whether a link is the last one of its file, a record has no link, or a hold has ended."""
     if kind == "hold":
-        end_ms = read_end_ms(files, f"hold-{key}")
-        return end_ms is not None and end_ms <= now * 1000
+        return has_ended(files, f"hold-{key}", now)
     if kind == "at":
         return not has_entry(f"id-{key}", files.names)
     if kind != "id":
@@ -206,7 +205,8 @@ async def _lock_index(files: QueueDir) -> int:
 async def _ids_stored(files: QueueDir, wanted: frozenset[str]) -> set[str]:
     """Find the ids that are stored by a publisher that did not choose them, by listing every state."""
     found: set[str] = set()
-    async for staged in staged_files(files.base, local_time=False):
+    # A load that cannot be read, which its window reports, does not keep other ids from being stored.
+    async for staged in staged_files(files.base, local_time=False, on_trouble=lambda _path, _reason: None):
         found.update([parse_id(file.item) or "" for file in staged])
     for name in await list_names(files.queue):
         found.add(parse_id(name) or "")

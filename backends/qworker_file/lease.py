@@ -219,6 +219,7 @@ def make_lease(
         tries=parsed.tries,
         deaths=parsed.deaths,
         enqueued_at=enqueued_at,
+        priority=parsed.priority,
         argv=parsed.arguments if not parsed.arguments else foreign.read_arguments(files, parsed),
     )
     return FileLease(

@@ -2,6 +2,8 @@
 
 <row>.<due, ms>_<tries>[_<task>]
 -> _<timestamp>_<entropy>_0_~<load>:<step>:<partition>:<row>_<tries>[_<task>]
+
+The delimiter that follows the due time is that of the item, so it has the priority.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from qworker.bulk.contract import Manifest, message_id
-from qworker_file.names import MAX_OWN, byte_length, stem_for
+from qworker_file.names import DELIMITERS, MAX_OWN, byte_length, stem_for
 
 __all__ = ["ItemNames", "NameOf"]
 
@@ -21,7 +23,7 @@ __all__ = ["ItemNames", "NameOf"]
 NameOf = Callable[[str], "tuple[int, str] | None"]
 
 _ROW = 9
-_TAIL = re.compile(r"\.([0-9]{1,18})(_[0-9].*)", re.DOTALL)
+_TAIL = re.compile(rf"\.([0-9]{{1,18}})([{re.escape(DELIMITERS)}][0-9].*)", re.DOTALL)
 # Tails of names that are cached.
 _KINDS = 200
 
@@ -84,7 +86,9 @@ class ItemNames:
                 known_second, known_head = second, f"_{time.strftime('%Y%m%d%H%M%S', moment)}_"
             # The task's name is only a label: the envelope contains all of it.
             rest = known.whole if known.room >= _ROW or len(str(count)) <= known.room else known.short
-            return known.due_ms, f"{known_head}{ns:09d}_{given}{count}{rest}"
+            stem = f"{known_head}{ns:09d}_{given}{count}"
+            # No given id has an underscore in a stem.
+            return known.due_ms, (stem if rest[0] == "_" else stem.replace("_", rest[0])) + rest
 
         return name
 
@@ -96,4 +100,5 @@ def _parse_tail(tail: str, given: int) -> _Tail | None:
     whole = match[2]
     # `_<14 digits>_<9 digits>_`, the given id without its row, and the rest.
     room = MAX_OWN - 26 - given - byte_length(whole)
-    return _Tail(int(match[1]), whole, "_" + whole[1:].partition("_")[0], room)
+    delimiter = whole[0]
+    return _Tail(int(match[1]), whole, delimiter + whole[1:].partition(delimiter)[0], room)

@@ -75,14 +75,15 @@ class LoadWindow:
         # It is set before the listing, so that no load is missed.
         self._is_stale, self._listed_at = False, now
         known = {reader.load.name for reader in (*self._reading, *self._resting)}
-        found = sealed_loads(self._files.base, self._on_damage)
+        found = sealed_loads(self._files.base, self.report)
         new = [
             LoadReader(load, self._files.base, local_time=self._local_time) for load in found if load.name not in known
         ]
         if new:
             self._reading = sorted(self._reading + new, key=_age)
 
-    def _on_damage(self, path: str, reason: str) -> None:
+    def report(self, path: str, reason: str) -> None:
+        """Report and record a file or directory of a load that cannot be read."""
         self._blocked.add(path, OSError(errno.EIO, reason))
 
     def until_retry(self) -> float:

@@ -82,16 +82,15 @@ def is_load(name: str) -> bool:
     return name.startswith(LOAD)
 
 
-def sealed_loads(base: int, on_damage: Callable[[str, str], None] | None = None) -> list[SealedLoad]:
+def sealed_loads(base: int, on_trouble: Callable[[str, str], None]) -> list[SealedLoad]:
     """Return the sealed loads of a queue, the oldest first.
 
     Args:
         base: The descriptor of the queue's directory.
-        on_damage: Receives the path of a seal that cannot be read, and why. None: it raises.
+        on_trouble: Receives the path of a seal that cannot be read, and why.
 
     Raises:
         OSError: The queue cannot be listed.
-        BackendError: A seal is damaged.
     """
     found: list[SealedLoad] = []
     for name in names_in(".", base):
@@ -102,9 +101,9 @@ def sealed_loads(base: int, on_damage: Callable[[str, str], None] | None = None)
         except NotADirectoryError:
             continue
         except (BackendError, OSError) as error:
-            if on_damage is None or (isinstance(error, OSError) and error.errno in STORE_WIDE):
+            if isinstance(error, OSError) and error.errno in STORE_WIDE:
                 raise
-            on_damage(f"{name}/{SEAL}", str(error))
+            on_trouble(f"{name}/{SEAL}", str(error))
             continue
         if manifest is not None and manifest.partitions:
             found.append(SealedLoad(name, name.removeprefix(LOAD).partition(":")[0], manifest))
@@ -139,22 +138,39 @@ def finish_load(name: str, base: int) -> None:
     remove_tree(gone, base)
 
 
-async def staged_files(base: int, *, local_time: bool) -> AsyncIterator[list[StagedFile]]:
+async def staged_files(
+    base: int, *, local_time: bool, on_trouble: Callable[[str, str], None]
+) -> AsyncIterator[list[StagedFile]]:
     """Yield the staged files of all sealed loads of a queue, in the order of their items, in lists.
 
+    Args:
+        base: The descriptor of the queue's directory.
+        local_time: Whether timestamps are in local time.
+        on_trouble: Receives the path of what cannot be read, and why. The rest of that load is left out.
+
     Raises:
-        OSError: Something cannot be listed.
+        OSError: The store failed.
     """
-    for load in sealed_loads(base):
-        names = ItemNames(load.load, load.manifest, local_time=local_time)
-        for number, partition in enumerate(load.manifest.partitions):
-            path = f"{load.name}/{partition.partition}.{partition.attempt}"
-            name_of = names.of_partition(number)
-            for chunk in await _sorted_names(path, base):
-                staged = await _sorted_names(f"{path}/{chunk}", base)
-                yield [StagedFile(f"{path}/{chunk}/{name}", named[1]) for name in staged if (named := name_of(name))]
-                # A listing of a chunk is too short to let other tasks run.
-                await asyncio.sleep(0)
+    for load in sealed_loads(base, on_trouble):
+        try:
+            async for staged in _staged_of(load, base, local_time=local_time):
+                yield staged
+        except OSError as error:
+            if error.errno in STORE_WIDE:
+                raise
+            on_trouble(load.name, str(error))
+
+
+async def _staged_of(load: SealedLoad, base: int, *, local_time: bool) -> AsyncIterator[list[StagedFile]]:
+    names = ItemNames(load.load, load.manifest, local_time=local_time)
+    for number, partition in enumerate(load.manifest.partitions):
+        path = f"{load.name}/{partition.partition}.{partition.attempt}"
+        name_of = names.of_partition(number)
+        for chunk in await _sorted_names(path, base):
+            staged = await _sorted_names(f"{path}/{chunk}", base)
+            yield [StagedFile(f"{path}/{chunk}/{name}", named[1]) for name in staged if (named := name_of(name))]
+            # A listing of a chunk is too short to let other tasks run.
+            await asyncio.sleep(0)
 
 
 async def _sorted_names(path: str, base: int) -> list[str]:

@@ -5,10 +5,11 @@
     lease    <item>.<expiry, ms>.<holder>                                     in lease/
     delay    <due, ms>.<item>                                                 in delay/
 
-The first character of an item is its delimiter. The first four fields are the message's id. An id of another form,
-chosen by its publisher, is in the host field after a `~`. Marks follow it, each after a comma: `h<end, ms>` is the end
-of its hold. Zeros in front of the tries count the deaths: `_003` are 3 tries with 2 deaths. Every program that reads
-the tries as a number skips them.
+The first character of an item is its delimiter, which is also its priority: `_` is 0, `@ = ; ) ( & $ # !` are 1 to 9.
+So names sort in the order in which messages are leased. The first four fields are the message's id. An id of another
+form, chosen by its publisher, is in the host field after a `~`. Marks follow it, each after a comma: `h<end, ms>` is
+the end of its hold. Zeros in front of the tries count the deaths: `_003` are 3 tries with 2 deaths. Every program that
+reads the tries as a number skips them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import msgspec
 from qworker.names import check_id
 
 __all__ = [
+    "DELIMITERS",
     "LAST_DUE_MS",
     "MAX_HOLDER",
     "MAX_OWN",
@@ -62,6 +64,10 @@ __all__ = [
 MAX_OWN = 195
 MAX_HOLDER = 40
 
+# The delimiters of the priorities 0 to 9. A higher one sorts before a lower one. No host and no id has one of them.
+DELIMITERS = "_@=;)(&$#!"
+_PRIORITIES = {delimiter: priority for priority, delimiter in enumerate(DELIMITERS)}
+
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
 # A name that qworker and fsq write on ordinary hosts, up to its arguments.
 _USUAL = re.compile(r"_([0-9]{14})_([0-9]{1,20})_([0-9]{1,20})_([A-Za-z0-9.:-]+)_([0-9]{1,9})(?:_|\Z)")
@@ -94,14 +100,19 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     # Only qworker makes names like this: such a file is complete as soon as it is visible.
     is_own: bool = False
     deaths: int = 0
+    priority: int = 0
 
 
 # -- items -----------------------------------------------------------------------------------------------------------
 
 
-def item_name(stem: str, tries: int, arguments: Iterable[str] = ()) -> str:
-    """Return the name of an item: its first four fields, its tries, its arguments."""
-    return f"_{stem}_{tries}" + "".join([f"_{_encode(argument)}" for argument in arguments])
+def item_name(stem: str, tries: int, arguments: Iterable[str] = (), priority: int = 0) -> str:
+    """Return the name of an item: its first four fields, its tries, its arguments, and its priority from 0 to 9."""
+    if not priority:
+        return f"_{stem}_{tries}" + "".join([f"_{_encode(argument, '_')}" for argument in arguments])
+    delimiter = DELIMITERS[priority]
+    fields = [*stem.split("_"), str(tries), *[_encode(argument, delimiter) for argument in arguments]]
+    return delimiter + delimiter.join(fields)
 
 
 def parse_item(name: str, *, local: bool = False) -> Item | None:
@@ -138,9 +149,18 @@ def _parse_unusual(name: str, local: bool) -> Item | None:
         arguments.append(argument)
     if _decode(host) is None:
         return None
-    own = delimiter == "_" and pid == "0" and host.startswith(_GIVEN) and len(entropy) == 9
-    moment = _moment(stamp, entropy, local)
-    return Item(_id(stamp, entropy, pid, host), int(tries), tuple(arguments), moment, own, _deaths(tries))
+    priority = _PRIORITIES.get(delimiter)
+    is_given = pid == "0" and host.startswith(_GIVEN)
+    own = priority is not None and len(entropy) == 9 and (is_given or host[-9:-8] == "-")
+    return Item(
+        id=_id(stamp, entropy, pid, host),
+        tries=int(tries),
+        arguments=tuple(arguments),
+        enqueued_at=_moment(stamp, entropy, local),
+        is_own=own,
+        deaths=_deaths(tries),
+        priority=priority or 0,
+    )
 
 
 def parse_id(name: str) -> str | None:
@@ -221,8 +241,9 @@ def _second(stamp: str, local: bool) -> float | None:
         return None
 
 
-def _encode(argument: str) -> str:
-    return argument.replace("%", "%25").replace("_", "%5f").replace("/", "%2f").replace("\0", "%00")
+def _encode(argument: str, delimiter: str) -> str:
+    escaped = argument.replace("%", "%25").replace("/", "%2f").replace("\0", "%00")
+    return escaped.replace(delimiter, f"%{ord(delimiter):02x}")
 
 
 def _decode(field: str) -> str | None:
@@ -290,12 +311,12 @@ def plain_item(name: str) -> str:
 
 
 def ready_names(message_id: str, task: str) -> tuple[str, ...]:
-    """Return the names in queue/ that a message of a task can have whose id qworker created.
+    """Return the names in queue/ that a message of a task can have whose id qworker created: two for each priority.
 
     A message with tries waits in delay/. The label of the task is left out if it does not fit.
     """
-    plain, labelled = item_name(message_id, 0), item_name(message_id, 0, (task,))
-    return (labelled, plain) if byte_length(labelled) <= MAX_OWN else (plain,)
+    labels = [(), (task,)] if byte_length(item_name(message_id, 0, (task,))) <= MAX_OWN else [()]
+    return tuple(item_name(message_id, 0, label, priority) for priority in range(10) for label in reversed(labels))
 
 
 def is_generated_id(message_id: str) -> bool:
@@ -312,10 +333,10 @@ def reason_name(item: str) -> str:
 # -- names too long for a lease, and ids chosen by their publishers ------------------------------------------------
 
 
-def make_alias(name: str, stem: str, tries: int) -> tuple[str, str]:
+def make_alias(name: str, stem: str, tries: int, priority: int = 0) -> tuple[str, str]:
     """Return an own name for a file whose name has no room for suffixes, and the key of the old one."""
     key = hashlib.sha256(os.fsencode(name)).hexdigest()
-    return f"_{stem}_{tries}_{_ALIAS}{key}", key
+    return item_name(stem, tries, (f"{_ALIAS}{key}",), priority), key
 
 
 def alias_target(arguments: tuple[str, ...]) -> str | None:
@@ -332,10 +353,10 @@ def byte_length(name: str) -> int:
 
 def given_id(item: str) -> str | None:
     """Return the id in an item's name if its publisher chose it, otherwise None. Cheaper than `parse_item`."""
-    if f"_0_{_GIVEN}" not in item:
+    if _GIVEN not in item or item[0] not in _PRIORITIES:
         return None
-    fields = item.split("_", 5)
-    if len(fields) < 6 or fields[0] or fields[3] != "0" or not fields[4].startswith(_GIVEN):
+    fields = item.split(item[0], 5)
+    if len(fields) < 6 or fields[3] != "0" or not fields[4].startswith(_GIVEN):
         return None
     return _id(*fields[1:5])
 
@@ -344,7 +365,7 @@ def hold_end_ms(item: str) -> int | None:
     """Return the end of an item's hold, in Unix milliseconds, or None if its name has none."""
     if f"{_MARK}{_HOLD}" not in item or given_id(item) is None:
         return None
-    for mark in item.split("_", 5)[4].split(_MARK)[1:]:
+    for mark in item.split(item[0], 5)[4].split(_MARK)[1:]:
         if mark[:1] == _HOLD and _number(mark[1:]):
             return int(mark[1:])
     return None

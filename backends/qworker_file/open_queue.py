@@ -25,13 +25,17 @@ from qworker_file.lease_length import CLOCK_STEP
 from qworker_file.load_window import LoadWindow
 from qworker_file.loads import is_load
 from qworker_file.losses import drop_lost
-from qworker_file.names import LAST_DUE_MS, delay_name, is_delay_name, is_due_time, parse_delay
+from qworker_file.names import DELIMITERS, LAST_DUE_MS, delay_name, is_delay_name, is_due_time, parse_delay
 from qworker_file.read_ahead import ReadAhead
 from qworker_file.reap import ObservedLease, QueueReaper
 
 __all__ = ["OpenQueue"]
 
 _TURN = 0.002
+# Seconds between two looks for messages with a priority, while others are known that can be leased before them.
+_LOOK = 0.05
+# How names with a priority begin.
+_URGENT = frozenset(DELIMITERS[1:])
 
 
 class OpenQueue(FollowedQueue[QueueDir, FileLease]):
@@ -77,6 +81,9 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         self._read_ahead = ReadAhead(files.queue, self._ready.peek)
         # Due messages taken from the window of delay/: (item, name there).
         self._due: list[tuple[str, str]] = []
+        # Whether messages with a priority were seen here, and when their arrival was last looked for (perf_counter).
+        self._has_priorities = False
+        self._looked_at = 0.0
         # Whether the queue may have been paused or resumed since the last check.
         self._is_stirred = True
         self._liveness: LivenessFile | None = None
@@ -102,6 +109,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         if name is None:
             self._ready.mark_incomplete()
         elif name[0] != ".":
+            self._has_priorities = self._has_priorities or name[0] in _URGENT
             self._ready.add(name)
 
     def _on_new_delayed(self, name: str | None) -> None:
@@ -132,6 +140,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 self._ready.add(name)
             for name in delayed:
                 self._delayed.add(name)
+        elif ready and ready[-1][0] in _URGENT:
+            self._has_priorities = True
 
     # -- checking for work -------------------------------------------------------------------------------------------
 
@@ -151,6 +161,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         self._retry_busy()
         if self._has_blocked:
             self._retry_blocked()
+        self._look_for_priorities()
         self._take_due()
         self.loads.refresh(self._rescan)
         if self._ready or self._due:
@@ -159,6 +170,13 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         await self._refresh()
         self._take_due()
         return self._has_candidates
+
+    def _look_for_priorities(self) -> None:
+        """Learn of messages that come before the known ones. Where none has a priority, only now and then."""
+        now = time.perf_counter()
+        if self._has_priorities or now - self._looked_at > _LOOK:
+            self._looked_at = now
+            self._inotify.drain()
 
     @property
     def _has_candidates(self) -> bool:

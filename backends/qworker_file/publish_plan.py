@@ -99,16 +99,16 @@ class Planner:
 
     @staticmethod
     def _name(stem: str, draft: Draft) -> str:
-        if draft.task is None and not draft.argv:
+        if draft.task is None and not draft.argv and not draft.priority:
             return f"_{stem}_{draft.tries}"
         words = draft.argv if draft.task is None else (draft.task, *draft.argv)
-        name = item_name(stem, draft.tries, words)
+        name = item_name(stem, draft.tries, words, draft.priority)
         if byte_length(name) <= MAX_OWN:
             return name
         if draft.argv:
             raise NotSupported("file: argv must fit into the name of a file: put long texts into the body")
         # This is only a label: the envelope in the body has the complete name of the task.
-        return item_name(stem, draft.tries)
+        return item_name(stem, draft.tries, priority=draft.priority)
 
     def _new_stems(self, count: int, now: float) -> list[str]:
         if self._clock is SYSTEM_CLOCK and not self._local:

@@ -10,11 +10,12 @@ import errno
 import os
 from collections.abc import Sequence
 
-from qworker.kit.files import try_unlink
+from qworker.kit.files import has_entry
 from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import DENIED, NOT_A_FILE
 from qworker.names import failure_id
-from qworker_file.names import hold_name
+from qworker_file.holds import free_holds
+from qworker_file.names import hold_name, index_name
 from qworker_file.store import Store
 
 __all__ = ["ReportHolds"]
@@ -36,58 +37,59 @@ class ReportHolds:
         self._listed: dict[str, set[str]] | None = None
 
     async def free(self, ids: Sequence[str]) -> None:
-        """Free the holds of the reports of these messages.
+        """Free the holds of the reports of these messages, also those of reports that still wait.
 
         Raises:
-            OSError: One cannot be removed.
+            OSError: One cannot be freed.
         """
         if not ids:
             return
-        wanted = {hold_name(failure_id(message_id)) for message_id in ids}
-        self._left -= len(wanted)
+        reports = [failure_id(message_id) for message_id in ids]
+        self._left -= len(reports)
         if self._left < 0 and self._listed is None:
             found = {queue: self._list(queue) for queue in self._queues}
-            self._listed = {queue: holds for queue, holds in found.items() if holds}
+            self._listed = {queue: names for queue, names in found.items() if names}
         for queue in self._queues if self._listed is None else list(self._listed):
-            await self._remove(queue, wanted if self._listed is None else wanted & self._listed[queue])
+            known = [one for one in reports if self._may_have(queue, one)]
+            if known:
+                await self._free_in(queue, known)
 
-    def _list(self, queue: str) -> set[str]:
-        directory = self._open(queue)
-        if directory is None:
-            return set()
-        try:
-            return {name for name in os.listdir(directory) if name.startswith("hold-")}
-        finally:
-            os.close(directory)
+    def _may_have(self, queue: str, report: str) -> bool:
+        """Return whether a queue has a report or its hold."""
+        names = (hold_name(report), index_name(report))
+        if self._listed is not None:
+            return not self._listed[queue].isdisjoint(names)
+        return any(self._has_entry(f"{queue}/names/{name}") for name in names)
 
-    async def _remove(self, queue: str, names: set[str]) -> None:
-        directory = self._open(queue) if names else None
-        if directory is None:
-            return
+    def _has_entry(self, path: str) -> bool:
         try:
-            if [name for name in names if _try_remove(name, directory)]:
-                await self._store.commit({directory})
-        finally:
-            os.close(directory)
-        await asyncio.sleep(0)
-
-    def _open(self, queue: str) -> int | None:
-        try:
-            base = open_directory(queue, self._store.root)
-            try:
-                return open_directory("names", base)
-            finally:
-                os.close(base)
+            return has_entry(path, self._store.root)
         except OSError as error:
             if error.errno in _NOT_HERE:
-                return None
+                return False
             raise
 
+    def _list(self, queue: str) -> set[str]:
+        try:
+            directory = open_directory(f"{queue}/names", self._store.root)
+        except OSError as error:
+            if error.errno in _NOT_HERE:
+                return set()
+            raise
+        try:
+            return {name for name in os.listdir(directory) if name.startswith(("hold-", "id-"))}
+        finally:
+            os.close(directory)
 
-def _try_remove(name: str, directory: int) -> bool:
-    try:
-        return try_unlink(name, directory)
-    except OSError as error:
-        if error.errno in DENIED:
-            return False
-        raise
+    async def _free_in(self, queue: str, reports: Sequence[str]) -> None:
+        try:
+            opened = self._store.get(queue)
+            if opened is None:
+                return
+            with opened.files:
+                if await free_holds(opened.files, reports):
+                    await self._store.commit({opened.files.names})
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                raise
+        await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from qworker.kit.linux import boot_id
 from qworker.message import Lease, ReapResult, SettleAction, Settlement
 from qworker.names import check_existing_queue, check_queue
 from qworker_file.cell_hub import CellHub
+from qworker_file.cell_listing import CellListing
 from qworker_file.holder import Holder
 from qworker_file.layout import create_queue, has_queue, open_queue
 from qworker_file.lease import ExpiryClock, FileLease
@@ -58,6 +59,8 @@ class Store(DirectoryStore[OpenQueue]):
         self.cell_hub = CellHub()
         # The name of the file of one cell of a group, by queue and group: where a close looks first.
         self.live_cells: dict[tuple[str, str], str] = {}
+        # What is left of the listings of cells, by queue and group.
+        self.cell_listings: dict[tuple[str, str], CellListing] = {}
         # The triggers to which this store listens, by queue.
         self._triggers: dict[str, Trigger] = {}
         # The leases of other processes that were observed in queues which are not open now.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
-from qworker.cell import CellOp, CellReply, CellWatch
+from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
 from qworker.kit.directory.opener import StoreOpener
@@ -246,7 +246,9 @@ class FsqBackend(Backend):
         with store_errors(f"remove from {queue!r}"), (browser := self._browser(queue)).files:
             return await admin.remove(self._stores.open(), browser, selection)
 
-    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+    async def cancel(
+        self, queue: str, selection: Selection, by: str = "", only: Mapping[str, Cell] | None = None
+    ) -> list[Cancelled]:
         """Refuse: a message that another holds cannot be moved."""
         refuse_cancel("fsq", self.deviations)
 

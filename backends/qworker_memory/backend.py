@@ -8,12 +8,12 @@ Backends with the same name share one store, across threads and event loops. The
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.backend.deviations import check_hold
-from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
+from qworker.backend.deviations import check_draft
+from qworker.cell import Cell, CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.failure_text import cancelled_text
 from qworker.history.store import NO_HISTORY
@@ -117,7 +117,7 @@ class MemoryBackend(Backend):
         check_bodies(drafts, self.max_body)
         now = self._clock.time()
         for draft in drafts:
-            check_hold(draft)
+            check_draft(draft)
         with self._store.lock:
             content = self._store.get_or_create(queue)
             ids = [content.publish(draft, now) for draft in drafts]
@@ -298,11 +298,13 @@ class MemoryBackend(Backend):
                 content.remove(entry)
             return len(selected)
 
-    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+    async def cancel(
+        self, queue: str, selection: Selection, by: str = "", only: Mapping[str, Cell] | None = None
+    ) -> list[Cancelled]:
         """Move messages to failed."""
         selection.require_unfinished()
         with self._store.lock:
-            return self._require(queue).cancel(selection, cancelled_text(by), self._clock.time())
+            return self._require(queue).cancel(selection, cancelled_text(by), self._clock.time(), only or {})
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 

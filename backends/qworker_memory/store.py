@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from qworker import log_events as events
-from qworker.cell import CellOp, CellReply, CellWatch
+from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.errors import QueueNotFound
 from qworker.failure_text import CANCELLED, code_of
 from qworker.history.memory import MemoryHistory
@@ -312,11 +312,14 @@ class MemoryQueue:
             self.put(entry, State.READY)
         return [entry.message.id for entry in chosen]
 
-    def cancel(self, selection: Selection, reason: str, now: float) -> list[Cancelled]:
+    def cancel(self, selection: Selection, reason: str, now: float, only: Mapping[str, Cell]) -> list[Cancelled]:
         """Move waiting and leased messages to failed, and return what was found."""
         found: list[Cancelled] = []
         for entry in self.select(selection):
             finished = entry.state in {State.DONE, State.FAILED}
+            cell = only.get(entry.message.id)
+            if cell is not None and not finished and self.cells.version(cell.group, cell.name, now) != cell.version:
+                continue
             already = entry.state is State.FAILED and code_of(entry.error) == CANCELLED
             found.append(Cancelled(entry.message.id, entry.state, entry.token, already))
             if not finished:
@@ -338,9 +341,12 @@ class MemoryStore:
     def free_holds(self, ids: Sequence[str]) -> None:
         """End the holds of ids in every queue."""
         for content in self.queues.values():
-            if content.holds:
-                for message_id in ids:
-                    content.holds.pop(message_id, None)
+            for message_id in ids:
+                content.holds.pop(message_id, None)
+                # Its first lease would make the hold again.
+                waiting = content.entries.get(message_id)
+                if waiting is not None:
+                    waiting.held_until = 0.0
 
     def get_or_create(self, queue: str) -> MemoryQueue:
         """Return a queue. Create it if it does not exist."""

@@ -17,7 +17,7 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
-from qworker.cell import CellOp, CellReply, CellWatch
+from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
@@ -284,7 +284,9 @@ class MqBackend(Backend):
         with self._using(queue):
             return await self._shield(self._open_existing(queue).admin.remove(queue, selection), queue)
 
-    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+    async def cancel(
+        self, queue: str, selection: Selection, by: str = "", only: Mapping[str, Cell] | None = None
+    ) -> list[Cancelled]:
         """Refuse: a message that another holds cannot be moved."""
         refuse_cancel("mq", self.deviations)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.backend.deviations import no_cells, refuse_cancel, refuse_watches
-from qworker.cell import CellOp, CellReply, CellWatch
+from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import InvalidURL
 from qworker.kit.parts import WHOLE
@@ -198,7 +198,9 @@ class QworkerServerBackend(Backend):
         """Delete messages."""
         return await native_calls.call_for_count(self._server, "remove", queue, _to_json(selection))
 
-    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+    async def cancel(
+        self, queue: str, selection: Selection, by: str = "", only: Mapping[str, Cell] | None = None
+    ) -> list[Cancelled]:
         """Refuse: the server has no endpoint for it."""
         refuse_cancel("mq+http", self.deviations)
 

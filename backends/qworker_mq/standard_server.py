@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from qworker.backend import Backend
 from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
-from qworker.cell import CellOp, CellReply, CellWatch
+from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable, NotSupported, PublishUncertain
 from qworker.kit.wait import check_limit
@@ -233,7 +233,9 @@ class StandardServerBackend(Backend):
             await self._delete_message(queue, message_id)
         return len(selection.ids)
 
-    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+    async def cancel(
+        self, queue: str, selection: Selection, by: str = "", only: Mapping[str, Cell] | None = None
+    ) -> list[Cancelled]:
         """Refuse: the server has no failed messages."""
         refuse_cancel("mq+http", self.deviations)
 

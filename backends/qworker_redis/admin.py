@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from qworker.cell import Cell
 from qworker.errors import InvalidName, QueueNotFound
 from qworker.message import (
     Cancelled,
@@ -16,6 +17,7 @@ from qworker.message import (
 )
 from qworker.names import check_existing_queue, failure_id
 from qworker_redis.bulk import delete_staged
+from qworker_redis.cells import member_of
 from qworker_redis.codec import encode_text, read_enqueued_at
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
@@ -232,15 +234,34 @@ async def _count_all(pool: ConnectionPool, name: str, queue: str, arguments: tup
     return total
 
 
-async def cancel(pool: ConnectionPool, queue: str, ids: Iterable[str], reason: str) -> list[Cancelled]:
-    """Move messages to failed by their ids, and return what was found."""
+async def cancel(
+    pool: ConnectionPool,
+    queue: str,
+    ids: Iterable[str],
+    reason: str,
+    state: State | None,
+    only: Mapping[str, Cell],
+) -> list[Cancelled]:
+    """Move messages to failed by their ids, and return what was found.
+
+    Args:
+        pool: The connections of the backend.
+        queue: Name of the queue.
+        ids: The messages.
+        reason: What is kept as their error.
+        state: The state in which a message must be at its step. None: any.
+        only: The cells, by message id, that must be unchanged at the step.
+    """
+    head = (reason.encode(), "" if state is None else state.value)
+    conditions = {encode_text(one): (member_of(cell.group, cell.name), cell.version) for one, cell in only.items()}
     found: list[Cancelled] = []
     for batch in in_batches(map(encode_text, ids), _REMOVED):
         # Without an id the script says whether the queue exists.
-        _, *rows = await read_rows(pool, "cancel", queue, (reason.encode(), *batch))
+        arguments = [argument for one in batch for argument in (one, *conditions.get(one, ("", "")))]
+        _, *rows = await read_rows(pool, "cancel", queue, (*head, *arguments))
         for at in range(0, len(rows), 4):
-            name, state, token, already = cast("tuple[bytes, bytes, bytes, int]", tuple(rows[at : at + 4]))
-            found.append(Cancelled(name.decode(), State(state.decode()), int(token), bool(already)))
+            name, before, token, already = cast("tuple[bytes, bytes, bytes, int]", tuple(rows[at : at + 4]))
+            found.append(Cancelled(name.decode(), State(before.decode()), int(token), bool(already)))
     return found
 
 

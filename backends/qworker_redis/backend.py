@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Self
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from typing import Self, cast
 
 from qworker.backend import Backend
-from qworker.cell import CellOp, CellReply, CellWatch, check_cell_ops
+from qworker.cell import Cell, CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.failure_text import cancelled_text
 from qworker.kit.doctor_check import Check
@@ -57,6 +57,7 @@ from qworker_redis.reap import RedisQueueReaper
 from qworker_redis.register import QueueRegister
 from qworker_redis.settle import RedisSettler
 from qworker_redis.store import RedisStore
+from qworker_redis.topology import queue_slot
 from qworker_redis.wait import WakeListWaiter
 
 __all__ = ["RedisBackend"]
@@ -225,7 +226,9 @@ class RedisBackend(Backend):
         """Delete messages."""
         return await remove(self._pool, queue, selection, self.stats, discard_call)
 
-    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+    async def cancel(
+        self, queue: str, selection: Selection, by: str = "", only: Mapping[str, Cell] | None = None
+    ) -> list[Cancelled]:
         """Move messages to failed."""
         selection.require_unfinished()
         ids = selection.ids
@@ -233,7 +236,7 @@ class RedisBackend(Backend):
             assert selection.state is not None
             query = Query(selection.state)
             ids = [stored.message.id async for page in self.browse(queue, query) for stored in page]
-        return await cancel(self._pool, queue, ids, cancelled_text(by))
+        return await cancel(self._pool, queue, ids, cancelled_text(by), selection.state, only or {})
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
@@ -244,6 +247,15 @@ class RedisBackend(Backend):
     async def held_until(self, queue: str, message_id: str) -> float | None:
         """Return the end of the hold of an id."""
         return await held_until(self._pool, check_queue(queue), message_id)
+
+    async def time(self, queue: str) -> float:
+        """Return the time of the server that has a queue."""
+        seconds, microseconds = cast("list[bytes]", await self._pool.command(queue_slot(queue), "TIME"))
+        return int(seconds) + int(microseconds) / 1e6
+
+    async def queues_with_cells(self, queues: Sequence[str], group: str) -> list[str]:
+        """Return the queues that may have cells of a group, from one round trip for many."""
+        return await self._cells.queues_with_cells(queues, group)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from qworker.cell import CELLS_PER_PAGE, Cell, CellOp, CellReply
-from qworker_redis.connection import Argument, Connection
+from qworker_redis.connection import Argument, Connection, pack
 from qworker_redis.error_replies import Reply
 from qworker_redis.keys import queue_key
 from qworker_redis.register import QueueRegister
@@ -21,6 +21,8 @@ __all__ = ["RedisCells", "channel_of", "is_sharded", "member_of"]
 
 # One operation, and the new version of a put.
 _Op = tuple[CellOp, str]
+# Queues that are looked at in one round trip.
+_LOOKS = 500
 # Operations that may write: replicas have to confirm them.
 _WRITES = frozenset({"put", "delete", "close"})
 
@@ -55,6 +57,21 @@ class RedisCells:
         arguments = [part for member in members for part in ("version", member, "")]
         _, *answers = await self._run(queue, arguments, writes=False)
         return [cast("list[list[bytes]]", answer)[2][1].decode() if answer[0] else "" for answer in answers]
+
+    async def queues_with_cells(self, queues: Sequence[str], group: str) -> list[str]:
+        """Return the queues that may have cells of a group. A refused look may be that of a queue with some."""
+        if self._store.options.mode == "cluster":
+            # Each slot would need a look of its own.
+            return list(queues)
+        encoded = _encode_group(group)
+        row = (b"[" + encoded + b"\0", b"(" + encoded + b"\1", "LIMIT", 0, 1)
+        found: list[str] = []
+        for first in range(0, len(queues), _LOOKS):
+            names = queues[first : first + _LOOKS]
+            looks = [pack(("ZRANGEBYLEX", queue_key(name, "cellnames"), *row)) for name in names]
+            replies = await self._pool.send_once(queue_slot(names[0]), looks)
+            found += [name for name, reply in zip(names, replies, strict=True) if reply != []]
+        return found
 
     async def _run(self, queue: str, arguments: Sequence[Argument], *, writes: bool) -> list[list[object]]:
         def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:

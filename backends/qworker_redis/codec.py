@@ -6,8 +6,8 @@ import struct
 
 import msgspec
 
-from qworker.backend.deviations import check_hold
-from qworker.errors import BackendError, NotSupported
+from qworker.backend.deviations import check_draft
+from qworker.errors import BackendError
 from qworker.message import Draft, Message
 from qworker.names import check_key
 
@@ -53,7 +53,7 @@ def encode(message_id: str, draft: Draft) -> PlainDraft:
 
     Raises:
         InvalidName: The key is too long.
-        NotSupported: The priority is not 0 to 9.
+        UsageError: The priority is not 0 to 9.
     """
     if (
         draft.unique_key is None
@@ -79,12 +79,10 @@ def mark_given(special: bytes) -> bytes:
 
 
 def _special(draft: Draft) -> bytes:
-    if not 0 <= draft.priority <= 9:
-        raise NotSupported(f"priority must be from 0 to 9 (got {draft.priority})")
+    check_draft(draft)
     key = b"" if draft.unique_key is None else check_key(draft.unique_key).encode(errors="surrogateescape")
     # A due time in the past is a due time. 0 means that there is no due time.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
-    check_hold(draft)
     hold = _HOLD_TIME.pack(int(draft.hold * 1e6)) if draft.hold > 0 else b""
     priority = draft.priority + (_HOLD if hold else 0)
     return _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, priority) + hold + key

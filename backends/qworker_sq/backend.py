@@ -11,7 +11,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
 from qworker.backend.offers import Follower
-from qworker.cell import CellOp, CellReply, CellWatch
+from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.directory import directory_history
 from qworker.kit.directory.opener import Opener
@@ -227,7 +227,9 @@ class SqBackend(Backend):
         with self._using(queue) as store:
             return await admin.remove(store, queue, selection)
 
-    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+    async def cancel(
+        self, queue: str, selection: Selection, by: str = "", only: Mapping[str, Cell] | None = None
+    ) -> list[Cancelled]:
         """Refuse: a message that another holds cannot be moved."""
         refuse_cancel("sq", self.deviations)
 

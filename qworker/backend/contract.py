@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
-from qworker.cell import CellOp, CellReply, CellWatch
+from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.store import NO_HISTORY, HistoryStore
 from qworker.message import (
@@ -413,22 +413,28 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+    async def cancel(
+        self, queue: str, selection: Selection, by: str = "", only: Mapping[str, Cell] | None = None
+    ) -> list[Cancelled]:
         """Move messages to failed with the code `cancelled`, whether they are ready, delayed or leased by any worker.
 
         Each move is one atomic step: a message that is settled at the same moment is either settled or cancelled. The
         holder of a lease that ended in this way learns it from `reap`, and its settlement is refused. A finished
-        message is not changed. The moves are durable when the call returns. A repeated call does no harm.
+        message is not changed. The moves are durable when the call returns. A repeated call does no harm. With a state,
+        each cancelled message was in that state at its step.
 
         Args:
             queue: Name of the queue.
             selection: The messages: by their ids, or all that are ready, delayed or leased. A message that enters the
                 selected state during the call may stay.
             by: The user or program that cancels them, for the reason that is kept with the message.
+            only: Cells of the queue, by message id. Such a message is cancelled only if the stored cell still has this
+                version. The comparison is part of the atomic step: a message is not cancelled once a `cells` call that
+                deletes or replaces its cell has returned.
 
         Returns:
             One entry for each message that was found, also for the finished ones. A message that is not in the list is
-            not stored.
+            not stored, or its cell has changed. With a state, messages in other states are not in it.
 
         Raises:
             QueueNotFound: The queue does not exist.

@@ -8,8 +8,9 @@ from typing import NoReturn
 from qworker.cell import CellWatch
 from qworker.errors import NotSupported, UsageError
 from qworker.message import Draft
+from qworker.validation import check_whole
 
-__all__ = ["check_hold", "no_cells", "refuse_cancel", "refuse_unsupported", "refuse_watches"]
+__all__ = ["check_draft", "check_hold", "no_cells", "refuse_cancel", "refuse_unsupported", "refuse_watches"]
 
 # For each rule: the property that a draft asks for, and what to do instead.
 _ASKED = {
@@ -35,6 +36,17 @@ def check_hold(draft: Draft) -> None:
         raise UsageError("hold= needs id=: give the message an id")
 
 
+def check_draft(draft: Draft) -> None:
+    """Check the priority of a draft, and that a draft with a hold has an id.
+
+    Raises:
+        UsageError: The priority is not a whole number from 0 to 9, or there is a hold and no id.
+    """
+    if draft.priority:
+        check_whole("priority", draft.priority, 0, 9)
+    check_hold(draft)
+
+
 def refuse_unsupported(
     scheme: str,
     deviations: Mapping[str, str],
@@ -56,11 +68,12 @@ def refuse_unsupported(
 
     Raises:
         NotSupported: A draft asks for such a property. The text says what to do instead.
-        UsageError: A draft has a hold and no id.
+        UsageError: A draft has a hold and no id, or a priority that is not from 0 to 9.
     """
     for draft in drafts:
         if draft.priority:
             _refuse("priority", scheme, deviations)
+            check_draft(draft)
         if draft.unique_key is not None:
             _refuse("unique_key", scheme, deviations)
         if draft.id is not None and (takes_id is None or not takes_id(draft.id)):

@@ -1,11 +1,11 @@
 """Optional methods of backends, found by their names.
 
 `doctor` adds checks to `qworker doctor`. `describe_file_system` names the file system of a directory in the first line
-of `qworker run`. `open_scan` is the protocol's own source of messages for `qworker scan`.
-`follower` reads a store that is a log, for Spark's streams. `count_too_large` counts the messages that a store delays
-because of their size. `glance` is what `explain` needs of a queue, for a store in which `stats` takes as long as the
-queue is deep. `held_until` reads a hold. `heads` lists finished messages without their bodies, for the archive. Import
-modules that only such a method needs inside it.
+of `qworker run`. `open_scan` is the protocol's own source of messages for `qworker scan`. `follower` reads a store that
+is a log, for Spark's streams. `count_too_large` counts the messages that a store delays because of their size. `glance`
+is what `explain` needs of a queue, for a store in which `stats` takes as long as the queue is deep. `held_until` reads
+a hold. `queues_with_cells` finds out of many queues those that may have cells. `time` is the time of the store. `heads`
+lists finished messages without their bodies, for the archive. Import modules that only such a method needs inside it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 from qworker.backend.contract import Backend
 from qworker.backend.registry import backend_class
 from qworker.backend.scan_source import ScanOptions, ScanSource
+from qworker.clock import Clock
 from qworker.kit.doctor_check import Check
 from qworker.message import FinishedMessage, State, StoredMessage
 from qworker.url import BackendURL
@@ -25,6 +26,7 @@ from qworker.url import BackendURL
 __all__ = [
     "COUNTED",
     "Follower",
+    "OffersCellSearch",
     "OffersDoctor",
     "OffersFileSystem",
     "OffersFollower",
@@ -32,6 +34,7 @@ __all__ = [
     "OffersHeads",
     "OffersHolds",
     "OffersScan",
+    "OffersTime",
     "OffersTooLarge",
     "QueueGlance",
     "count_too_large_in",
@@ -42,7 +45,9 @@ __all__ = [
     "heads_of",
     "held_until",
     "offers_heads",
+    "queues_with_cells",
     "scan_of",
+    "store_time",
 ]
 
 
@@ -159,6 +164,27 @@ class OffersHolds(Protocol):
 
 
 @runtime_checkable
+class OffersCellSearch(Protocol):
+    """A backend in which one look at many queues costs less than a list of the cells of each."""
+
+    async def queues_with_cells(self, queues: Sequence[str], group: str) -> list[str]:
+        """Return those of some queues that may have cells of a group, in the same order.
+
+        A queue that cannot be looked at may have some: its next use reports why.
+        """
+        ...
+
+
+@runtime_checkable
+class OffersTime(Protocol):
+    """A backend whose store has a clock of its own."""
+
+    async def time(self, queue: str) -> float:
+        """Return the Unix seconds of the store that has a queue."""
+        ...
+
+
+@runtime_checkable
 class OffersScan(Protocol):
     """A backend class with its own source of messages for `qworker scan`."""
 
@@ -259,6 +285,26 @@ async def held_until(backend: object, queue: str, message_id: str) -> float | No
         QueueNotFound: The queue does not exist.
     """
     return await backend.held_until(queue, message_id) if isinstance(backend, OffersHolds) else None
+
+
+async def queues_with_cells(backend: object, queues: Sequence[str], group: str) -> list[str]:
+    """Return those of some queues that may have cells of a group, in the same order.
+
+    Raises:
+        BackendError: The store failed.
+    """
+    if isinstance(backend, OffersCellSearch):
+        return await backend.queues_with_cells(queues, group)
+    return list(queues)
+
+
+async def store_time(backend: object, queue: str, clock: Clock) -> float:
+    """Return the Unix seconds of the store that has a queue: those of the clock if it has none of its own.
+
+    Raises:
+        BackendError: The store failed.
+    """
+    return await backend.time(queue) if isinstance(backend, OffersTime) else clock.time()
 
 
 def heads_of(backend: object) -> OffersHeads | None:

@@ -55,7 +55,8 @@ class StagedPartition(msgspec.Struct, frozen=True, kw_only=True):
         count: How many messages it staged.
         size: Bytes of all bodies.
         rejected: How many rows it rejected.
-        delayed: How many messages have a due time. Unset: this is not known, as in seals of older releases.
+        delayed: How many messages have a due time or a priority. Unset: this is not known, as in seals of older
+            releases.
     """
 
     run: str

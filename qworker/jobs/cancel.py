@@ -7,6 +7,11 @@
 
 If the canceller dies, a worker finds the cell and goes on (`finish_cancels`). A canceller that does not know the task
 leaves the cell, with the token, and so the rest of step 3, to a worker that knows it.
+
+Step 2 compares the version of the cell, in the same atomic step. So a process that has read the cell before a requeue
+does not cancel the requeued message again: before the requeue, its caller finishes the cancels (`finish_all_cancels`),
+which deletes each cell or stores the token in it. If a cell is put after that and before the requeue, its cancel is
+under way and has reported nothing, so it may also come after the requeue.
 """
 
 from __future__ import annotations
@@ -86,10 +91,7 @@ async def cancel_jobs(
         return await _remove(backend, source, queue, ids)
     if not ids:
         return {}
-    request = msgspec.json.encode(_Request(by, time.time()))
-    replies = await backend.cells(queue, [CellOp("put", Cell(CANCELS, one, request)) for one in ids])
-    cells = {one: reply.cell for one, reply in zip(ids, replies, strict=True) if reply.cell is not None}
-    return await _cancel(backend, source, queue, cells)
+    return await _cancel(backend, source, queue, await _put_requests(backend, queue, ids, by))
 
 
 async def finish_cancels(backend: Backend, source: JobSource, queue: str, cells: Sequence[Cell]) -> None:
@@ -127,6 +129,24 @@ async def list_cancels(backend: Backend, queue: str) -> AsyncGenerator[list[Cell
             return
 
 
+async def _put_requests(backend: Backend, queue: str, ids: Sequence[str], by: str) -> dict[str, Cell]:
+    """Carry out the first step, and return the cells.
+
+    A canceller continues what another one has begun: if it replaced that cell, the other one would be refused.
+    """
+    request = msgspec.json.encode(_Request(by, time.time()))
+    cells: dict[str, Cell] = {}
+    seen = dict.fromkeys(ids, "")
+    while seen:
+        replies = await backend.cells(queue, [CellOp("put", Cell(CANCELS, one, request), seen[one]) for one in seen])
+        stored = {one: reply.cell for one, reply in zip(seen, replies, strict=True)}
+        begun = {one: cell for one, cell in stored.items() if cell is not None and _read(cell).token is None}
+        cells |= begun
+        # Step 2 of an earlier cancel is done, and the message may have been requeued since.
+        seen = {one: "" if cell is None else cell.version for one, cell in stored.items() if one not in begun}
+    return cells
+
+
 async def _cancel(backend: Backend, source: JobSource, queue: str, cells: Mapping[str, Cell]) -> dict[str, Was]:
     """Carry out the steps after the first one."""
     # Before the second step: a store that keeps no failed messages has none afterwards.
@@ -137,7 +157,8 @@ async def _cancel(backend: Backend, source: JobSource, queue: str, cells: Mappin
     results: dict[str, Cancelled] = {}
     for by, ids in by_name.items():
         try:
-            results |= {one.id: one for one in await backend.cancel(queue, Selection(ids=ids), by)}
+            only = {one: cells[one] for one in ids}
+            results |= {one.id: one for one in await backend.cancel(queue, Selection(ids=ids), by, only)}
         except QueueNotFound:
             break
     was: dict[str, Was] = {}

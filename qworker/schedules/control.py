@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from qworker.backend import Backend
+from qworker.backend.offers import store_time
 from qworker.clock import Clock
 from qworker.definition.hints import exact_options
 from qworker.duration import Seconds
@@ -275,7 +276,8 @@ class Schedules:
         return definition
 
     async def _put(self, backend: Backend, definition: Definition) -> None:
-        now = self._tasks.clock.time()
+        # Its first tick follows this time, by which the workers count.
+        now = await store_time(backend, definition.queue, self._tasks.clock)
         with naming_schedule(definition.name):
             await put_definition(backend, definition, now)
         # The call may have had another queue before.

@@ -186,9 +186,10 @@ async def remove_schedule(backend: Backend, stored: StoredSchedule) -> bool:
     """Delete a schedule. Return False if it has changed meanwhile."""
     name, queue = stored.definition.name, stored.home
     (reply,) = await backend.cells(queue, [CellOp("delete", cell_name(DEFINITION, name), stored.cell.version)])
-    if not reply.done:
-        return reply.cell is None
-    # Without a definition nothing reads these. The ids of its ticks stay held.
+    if reply.cell is not None:
+        return False
+    # Also if there was no definition: perhaps the answer to a first delete was lost, or its process died after it.
+    # Without a definition nothing reads these cells. The ids of its ticks stay held.
     await backend.cells(queue, [CellOp("delete", cell_name(kind, name)) for kind in (PAUSE, TICK)])
     return True
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from qworker.backend import Backend
+from qworker.cell import Cell, CellOp
 from qworker.errors import QueueNotFound, UsageError
 from qworker.failure_text import CANCELLED, code_of, summary
 from qworker.message import Cancelled, FinishedMessage, LostLease, Selection, SettleAction, State
@@ -162,6 +163,32 @@ class CancellingContract(Contract):
         ):
             with pytest.raises(UsageError, match="only ready, delayed and leased"):
                 await case.backend.cancel(case.queue, selection)
+
+    @rule("cells")
+    @rule("cancel")
+    async def test_a_message_is_cancelled_only_while_its_cell_is_unchanged(self, case: Case) -> None:
+        ids = await case.publish(*[b"%d" % number for number in range(5)])
+        same, changed, absent, plain, leased = ids
+        puts = [CellOp("put", Cell("cancels", one)) for one in ids]
+        old = {one: reply.cell for one, reply in zip(ids, await case.backend.cells(case.queue, puts), strict=True)}
+        (again, *_) = await case.backend.cells(
+            case.queue, [CellOp("put", Cell("cancels", changed)), CellOp("delete", Cell("cancels", absent))]
+        )
+        assert again.cell is not None
+        only = {one: cell for one, cell in old.items() if cell is not None and one != plain}
+        other = await case.open()
+        found = await other.cancel(case.queue, Selection(ids=[same, changed, absent, plain]), "deploy", only)
+        assert [one.id for one in found] == [same, plain]
+        assert {lease.message.id for lease in await case.lease(10)} == {changed, absent, leased}
+        # It is the same for a leased message. A finished one is reported as ever.
+        selection = Selection(ids=[leased, changed, absent, same])
+        found = await case.backend.cancel(case.queue, selection, "deploy", only | {changed: again.cell})
+        assert [(one.id, one.state) for one in found] == [
+            (leased, State.LEASED),
+            (changed, State.LEASED),
+            (same, State.FAILED),
+        ]
+        assert await case.counts() == (0, 1, 0, 4)
 
     @rule("cancel")
     async def test_a_cancelled_message_can_be_requeued_and_its_old_holder_cannot_touch_it(self, case: Case) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from qworker.errors import InvalidName, UsageError
-from qworker.message import Draft, Selection, SettleAction, State
+from qworker.message import Draft, MessageRef, Selection, SettleAction, State
 from qworker.names import new_id, to_message_id
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
@@ -227,6 +227,32 @@ class PublishingContract(Contract):
             await case.publish(b"%d" % priority, priority=priority)
         await case.publish(b"last")
         assert await case.leased_bodies() == [b"9", b"9", b"5", b"5", b"0", b"0", b"last"]
+
+    @rule("priority")
+    async def test_a_priority_is_kept_by_retries_releases_delays_and_given_ids(self, case: Case) -> None:
+        await case.publish(b"given", priority=7, id="order_17")
+        await case.publish(b"delayed", priority=8, delay=case.tick)
+        await case.publish(b"high", priority=9)
+        await case.publish(b"low", b"low")
+        assert await case.settle(await case.lease_one(), SettleAction.FAIL_TMP)
+        assert await case.settle(await case.lease_one(), SettleAction.RELEASE)
+        await case.harness.advance(case.tick * 2)
+        await case.backend.reap(case.queue)
+        leases = await case.lease(3)
+        assert [(lease.message.body, lease.message.priority) for lease in leases] == [
+            (b"high", 9),
+            (b"delayed", 8),
+            (b"given", 7),
+        ]
+        assert leases[2].message.id == "order_17"
+        assert await case.leased_bodies() == [b"low", b"low"]
+
+    @rule("priority")
+    async def test_a_message_is_found_by_its_id_and_task_whatever_its_priority(self, case: Case) -> None:
+        for priority in (0, 1, 5, 9):
+            (message_id,) = await case.publish(b"x", priority=priority, task="work")
+            (found,) = await case.backend.find(case.queue, [MessageRef(message_id, "work")])
+            assert (found.state, found.message.id, found.message.priority) == (State.READY, message_id, priority)
 
     @rule("delay")
     async def test_a_delayed_message_is_not_leased_before_it_is_due(self, case: Case) -> None:

@@ -60,8 +60,8 @@ class EnqueuedCall(msgspec.Struct, frozen=True, kw_only=True):
 def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
     """Replace the backend of an app by empty queues in memory inside the block.
 
-    Drafts that the backend of the app's own URL refuses, such as a priority in a directory, are refused too. That
-    backend is not opened. The URL can also be set inside the block, before the first call.
+    Drafts that the backend of the app's own URL refuses, such as a priority in `sq:`, are refused too. That backend
+    is not opened. The URL can also be set inside the block, before the first call.
 
     Args:
         tasks: The app.

@@ -244,7 +244,7 @@ async def _by_state(backend: Backend, stored: StoredMessage, error: str | None, 
 
 
 async def _ready(backend: Backend, stored: StoredMessage, glance: QueueGlance, now: float) -> list[Reason]:
-    where = _ahead(await _position(backend, stored)) if glance.is_short else _UNCOUNTED
+    where = _ahead(*await _position(backend, stored)) if glance.is_short else _UNCOUNTED
     reasons = [Reason("ready", f"it is ready{where}")]
     if not glance.is_paused and not glance.has_leases and now - stored.message.enqueued_at > _ABANDONED_S:
         reasons.append(
@@ -256,24 +256,29 @@ async def _ready(backend: Backend, stored: StoredMessage, glance: QueueGlance, n
     return reasons
 
 
-def _ahead(count: int | None) -> str:
+def _ahead(count: int | None, urgent: int) -> str:
     if count is None:
         return f". There are more than {COUNTED:,} messages ahead of it."
     if count == 0:
         return ", and the next to be leased"
-    return f". There {'is' if count == 1 else 'are'} {counted(count, 'message')} ahead of it."
+    higher = f": {urgent} with a higher priority" if urgent else ""
+    return f". There {'is' if count == 1 else 'are'} {counted(count, 'message')} ahead of it{higher}."
 
 
-async def _position(backend: Backend, stored: StoredMessage) -> int | None:
-    """Return how many ready messages are taken before this one. None: too many to count."""
-    position = 0
+async def _position(backend: Backend, stored: StoredMessage) -> tuple[int | None, int]:
+    """Return how many ready messages are taken before this one, and how many of them have a higher priority.
+
+    Without the first number, they are too many to count.
+    """
+    position = urgent = 0
     async for page in backend.browse(stored.message.queue, Query(State.READY, limit=COUNTED + 1)):
         for other in page:
             if other.message.id == stored.message.id:
-                return position
+                return position, urgent
             position += 1
+            urgent += other.message.priority > stored.message.priority
     # The message was taken in the meantime, or is beyond the limit.
-    return None if position > COUNTED else position
+    return None if position > COUNTED else position, urgent
 
 
 def _delayed(stored: StoredMessage, error: str | None, now: float) -> Reason:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 
+from qworker.backend.offers import queues_with_cells
 from qworker.cell import Cell
 from qworker.errors import UNUSABLE, QueueNotFound
 from qworker.jobs.cancel import finish_cancels, list_cancels
+from qworker.jobs.records import CANCELS
 from qworker.jobs.source import JobSource
 from qworker.worker.outage import BACKEND_ERRORS
 from qworker.worker.state import WorkerState
@@ -50,12 +53,10 @@ class CancelRepair:
     async def round(self) -> None:
         """Look once at every queue, or at as many as a round has."""
         seen: dict[tuple[str, str, str], float] = {}
-        visited: set[str] = set()
         trouble: Exception | None = None
-        for _ in range(min(len(self._queues), _QUEUES)):
-            queue = self._queues[0]
-            self._queues.rotate(-1)
-            visited.add(queue)
+        visited = list(itertools.islice(self._queues, _QUEUES))
+        self._queues.rotate(-len(visited))
+        for queue in await queues_with_cells(self._backend, visited, CANCELS):
             # A look at a queue without cells may suspend nowhere.
             await asyncio.sleep(0)
             try:

@@ -31,6 +31,7 @@ class Feeder:
 
     def __init__(self, state: WorkerState) -> None:
         options = state.options
+        self._state = state
         self._backend = state.backend
         self._queues = deque(state.queues)
         self._visibility = options.visibility_timeout
@@ -112,10 +113,15 @@ class Feeder:
             return True
         began = self._clock.monotonic()
         waited = not self._more
-        leases = await self._lease_within(room) if waited else await self._lease(room)
-        self._more = len(leases) >= room
-        if leases:
-            self._events.messages_leased(leases, began)
+        # A store names the loss of a lease once, perhaps before the leases of the next queue are here.
+        self._state.early_losses = {}
+        try:
+            leases = await self._lease_within(room) if waited else await self._lease(room)
+            self._more = len(leases) >= room
+            if leases:
+                self._events.messages_leased(leases, began)
+        finally:
+            self._state.early_losses = None
         # The consumers first: to start the next wait costs a store more than to start a handler. And always, but not
         # too often: a store may report at once that it has something, and give nothing.
         in_vain = waited and not leases and self._clock.monotonic() - began < _AT_ONCE

@@ -18,7 +18,7 @@ from qworker.worker.feeder import Feeder
 from qworker.worker.handlers.process_runner import ProcessRunner, app_place, process_limit
 from qworker.worker.handlers.thread_runner import ThreadRunner
 from qworker.worker.lease_extender import LeaseExtender
-from qworker.worker.reaper import Reaper
+from qworker.worker.reaper import Reaper, stop_lost
 from qworker.worker.scheduler import Scheduler
 from qworker.worker.settler import SENDERS, Settler
 from qworker.worker.state import WorkerState
@@ -151,6 +151,8 @@ class WorkerLoops:
         now = state.clock.time()
         deliveries = [Delivery(lease, began, expires, now) for lease in leases]
         state.held.update(deliveries)
+        if state.early_losses:
+            stop_lost(deliveries, state.early_losses)
         state.counts.leased += len(deliveries)
         if state.listener is not None:
             state.listener.leases_taken()

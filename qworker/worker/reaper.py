@@ -7,7 +7,7 @@ store's time from it too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from qworker.backend.reap_rounds import ReapRounds
 from qworker.context import CancelReason
@@ -16,9 +16,23 @@ from qworker.worker.delivery import Delivery
 from qworker.worker.outage import BACKEND_ERRORS
 from qworker.worker.state import WorkerState
 
-__all__ = ["Reaper"]
+__all__ = ["Reaper", "stop_lost"]
 
 _INTERVAL = 1.0
+
+
+def stop_lost(deliveries: Iterable[Delivery], lost: Mapping[tuple[str, str, int], bool]) -> None:
+    """Stop the handlers of lost leases, or keep them from starting.
+
+    Args:
+        deliveries: The deliveries, of which some may be lost.
+        lost: The lost leases by queue, id and token, and whether each message was cancelled.
+    """
+    for delivery in deliveries:
+        message = delivery.lease.message
+        cancelled = lost.get((message.queue, message.id, delivery.lease.token))
+        if cancelled is not None:
+            delivery.lose(CancelReason.CANCELLED if cancelled else CancelReason.LEASE_LOST)
 
 
 class Reaper:
@@ -26,6 +40,7 @@ class Reaper:
 
     def __init__(self, state: WorkerState) -> None:
         self._queues = state.queues
+        self._state = state
         self._held = state.held
         self._rounds = ReapRounds(state.backend, self._names, state.clock, self._on_lost, state.store_clock.take)
         self._names_losses = "lost_leases" not in state.backend.deviations
@@ -84,12 +99,10 @@ class Reaper:
 
     def _on_lost(self, queue: str, lost: Sequence[LostLease]) -> None:
         # The token: a later delivery of the same message is another lease.
-        leases = {(one.id, one.token): one.cancelled for one in lost}
-        for delivery in tuple(self._held):
-            message = delivery.lease.message
-            cancelled = leases.get((message.id, delivery.lease.token)) if message.queue == queue else None
-            if cancelled is not None:
-                delivery.lose(CancelReason.CANCELLED if cancelled else CancelReason.LEASE_LOST)
+        leases = {(queue, one.id, one.token): one.cancelled for one in lost}
+        stop_lost(tuple(self._held), leases)
+        if self._state.early_losses is not None:
+            self._state.early_losses |= leases
 
     def _stop(self, missing: set[Delivery]) -> None:
         """Stop the handlers of these deliveries, unless a round has stopped them."""

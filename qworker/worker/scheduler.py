@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from qworker import log_events as events
 from qworker.backend.each_queue import can_be_of_one_queue
+from qworker.backend.offers import queues_with_cells
 from qworker.errors import UsageError
 from qworker.schedules.catch_up import ON_TIME
-from qworker.schedules.records import Definition
+from qworker.schedules.records import GROUP, Definition
 from qworker.schedules.registration import REFRESHED, forward, register
 from qworker.schedules.store import StoredSchedule, newest, read_schedules
 from qworker.schedules.ticking import Look, look_at, tick
@@ -143,7 +144,7 @@ class Scheduler:
         found: list[StoredSchedule] = []
         trouble: Exception | None = None
         unread: set[str] = set()
-        for queue in self._queues:
+        for queue in await queues_with_cells(self._backend, self._queues, GROUP):
             # A look at a queue without cells may suspend nowhere.
             await asyncio.sleep(0)
             try:

@@ -98,6 +98,8 @@ class WorkerState:
         providers: The values of providers with the scope `worker`.
         listener: The observer of batches of leases, if there is a history.
         held: Every lease of this worker, from its start to its settlement. Other threads read it.
+        early_losses: Losses that were named while the feeder leases, of leases that it may not have registered yet: by
+            queue, id and token, and whether the message was cancelled. None: it does not lease now.
         active: The deliveries whose handler is running. Other threads read its size.
         quiet: Whether the worker leases nothing more, but stays.
         stopping: The notice for handlers that the worker stops.
@@ -125,6 +127,7 @@ class WorkerState:
     providers: WorkerProviders = field(init=False)
     listener: LeaseListener | None = None
     held: set[Delivery] = field(default_factory=set[Delivery])
+    early_losses: dict[tuple[str, str, int], bool] | None = None
     active: set[Delivery] = field(default_factory=set[Delivery])
     quiet: bool = False
     stopping: Stopping = field(default_factory=Stopping)

@@ -15,7 +15,7 @@ from qworker.message import Draft, Query, Selection, SettleAction, Settlement, S
 from qworker.testing.contract import BackendContract
 from qworker.testing.contract_browse import in_order
 from qworker.testing.harness import Case, Harness
-from qworker_redis import browse
+from qworker_redis import browse, reap
 from qworker_redis.connection import Connection
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import ConnectionLost
@@ -57,6 +57,23 @@ async def test_pages_of_the_ready_messages_join_two_orders(
         await in_order(case, State.READY, left)
         await case.publish(b"again", id=ids[3])
         await in_order(case, State.READY, [*left, b"again"])
+        await case.backend.delete(case.queue)
+
+
+async def test_losses_of_any_slice_of_the_leases_are_named_once(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reap, "_BATCH", 3)
+    async with RedisHarness(server) as harness:
+        case = Case(harness, await harness.open())
+        await case.publish(*[b"%d" % number for number in range(10)])
+        leases = await case.lease(10)
+        gone = [leases[number].message.id for number in (4, 8, 9)]
+        assert len(await case.backend.cancel(case.queue, Selection(ids=gone[:2]))) == 2
+        assert await case.backend.remove(case.queue, Selection(ids=gone[2:])) == 1
+        lost = (await case.backend.reap(case.queue)).lost
+        assert [(one.id, one.cancelled) for one in lost] == list(zip(gone, (True, True, False), strict=True))
+        assert list((await case.backend.reap(case.queue)).lost) == []
         await case.backend.delete(case.queue)
 
 

@@ -16,6 +16,7 @@ from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, PermissionDenied
 from qworker.message import Draft, SettleAction, Settlement
+from qworker.testing.wait_until import wait_until
 from tests.fault.loops import both_loops
 from tests.fault.redis_load import APP, under_load
 from tests.support.servers import RedisServer, free_port
@@ -65,6 +66,10 @@ class Login:
             with server.client() as client:
                 found |= {each["user"] for each in client.client_list(_type="normal") if ":0" not in each["addr"]}
         return found
+
+    def is_alone(self) -> bool:
+        """Return whether all connections have logged in: until then a new one is that of the default user."""
+        return self.connected() == {"worker"}
 
 
 class Provider(CredentialProvider):
@@ -220,14 +225,14 @@ async def test_a_password_that_changes_under_load_stops_no_worker(
     # Publishers are in this process, and use the default user.
     async with under_load(tmp_path, server.url, worker_url=url, app=app) as (load, process):
         await load.goes_on()
-        assert login.connected() == {"worker"}
+        await wait_until(login.is_alone)
         for password in ("second", "third", "fourth"):
             # Both passwords are valid until the new one is known everywhere.
             command(server, "ACL", "SETUSER", "worker", f">{password}")
             (tmp_path / "password").write_text(password)
             login.rotate(password)
             await load.goes_on()
-            assert login.connected() == {"worker"}
+            await wait_until(login.is_alone)
         assert not process.events("worker_stopped")
         await load.finish()
 

@@ -63,6 +63,27 @@ async def test_what_qworker_publishes_is_scanned_by_fsq(backend: Backend, peer: 
     assert len(await list_messages(backend, QUEUE, Query(State.DONE))) == 5
 
 
+async def test_fsq_takes_items_with_priorities_in_their_order(backend: Backend, peer: Fsq, tmp_path: Path) -> None:
+    drafts = [Draft(body=b"%d" % priority, priority=priority, argv=("a_b", "c!@;", "")) for priority in range(10)]
+    await backend.publish(QUEUE, drafts)
+    out = tmp_path / "out"
+    # The first attempt of one fails for good, and that of another for a time.
+    script = (
+        f'body=$(cat); printf "%s|%s|%s|%s\\n" "$body" "$1" "$2" "$FSQ_ITEM_TRIES" >> {out};'
+        'test "$body" != 7 || exit 100; test "$body" != 5 || exit 111'
+    )
+    await peer.run("scan", "-m", "9", QUEUE, "/bin/sh", "-c", script, "sh")
+    assert out.read_text() == "".join(f"{priority}|a_b|c!@;|0\n" for priority in range(9, -1, -1))
+    (failed,) = await list_messages(backend, QUEUE, Query(State.FAILED))
+    (retried,) = await list_messages(backend, QUEUE, Query(State.READY))
+    assert [(one.message.priority, one.message.argv) for one in (failed, retried)] == [
+        (7, ("a_b", "c!@;", "")),
+        # fsq writes its own delimiter into the name of an item that it retries.
+        (0, ("a_b", "c!@;", "")),
+    ]
+    assert len(await list_messages(backend, QUEUE, Query(State.DONE))) == 8
+
+
 async def test_fsq_runs_retries_and_finishes_suspects(backend: Backend, peer: Fsq, tmp_path: Path) -> None:
     """A suspect has a zero in front of its tries for each death."""
     await backend.publish(QUEUE, [Draft(body=b"finished"), Draft(body=b"retried", id="order-17")])

@@ -9,7 +9,7 @@ import structlog
 from qworker import Backoff, Context, Draft, Fail, FailedCall, Hook, Retry, State, Tasks, provide
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendUnavailable, MessageTooLarge, UsageError
-from qworker.message import Query, Selection
+from qworker.message import Query, Selection, SettleAction, Settlement
 from qworker.names import failure_id
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
@@ -339,6 +339,39 @@ async def check_requeue(url, select):
     await app.aclose()
 
 
+@pytest.mark.parametrize("scheme", ["memory", "file", "redis"])
+async def test_the_hold_of_a_report_that_waits_is_freed_too(tmp_path, scheme):
+    if scheme == "redis":
+        with RedisServer() as server:
+            await check_waiting_report(server.url)
+    else:
+        await check_waiting_report(f"file://{tmp_path}/spool" if scheme == "file" else "memory://reports-waiting")
+
+
+async def check_waiting_report(url):
+    backend = open_backend(url)
+    await backend.publish("default", [Draft(body=b"x", id="m")])
+
+    async def run(queue, action):
+        (lease,) = await backend.lease(queue, 1, 30.0)
+        assert await backend.settle([Settlement(lease=lease, action=action, error="x")]) == []
+
+    async def fail_and_report():
+        await backend.publish("alerts", [Draft(body=b"r", id="m:failed", hold=1000)])
+        await run("default", SettleAction.FAIL_PERM)
+
+    await fail_and_report()
+    assert await backend.requeue("default", Selection(ids=["m"])) == 1
+    await run("alerts", SettleAction.ACK)
+    await fail_and_report()
+    await run("alerts", SettleAction.ACK)
+    # The hold of the second report is as any other.
+    assert await backend.held_until("alerts", "m:failed") is not None
+    await backend.publish("alerts", [Draft(body=b"r", id="m:failed", hold=1000)])
+    assert (await backend.stats("alerts")).ready == 0
+    await backend.aclose()
+
+
 def _finished(stored):
     from qworker.message import FinishedMessage
 
@@ -357,8 +390,6 @@ async def test_requeue_of_many_messages_frees_their_holds_too(tmp_path):
     names = [f"m{number}" for number in range(report_holds._LOOKED_FOR + 20)]
     await backend.publish("default", [Draft(body=b"x", id=name) for name in names])
     await backend.publish("alerts", [Draft(body=b"x", id=f"{name}:failed", hold=1000) for name in names])
-    from qworker.message import SettleAction, Settlement
-
     for queue, action in (("default", SettleAction.FAIL_PERM), ("alerts", SettleAction.ACK)):
         leases = await backend.lease(queue, 1000, 100.0)
         await backend.settle([Settlement(lease=lease, action=action, error="x") for lease in leases])

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from qworker.backend import Backend
 from qworker.backend.registry import backend_class, open_backend
 from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.errors import BackendUnavailable
 from qworker.kit.doctor_check import CheckStatus
+from qworker.kit.files import list_names
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.testing import FakeClock
 from qworker.testing.wait_until import wait_until
@@ -225,6 +227,42 @@ async def test_an_unfinished_cell_is_removed_when_it_is_old_and_not_while_it_is_
 
 
 # -- costs -----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_iteration_lists_a_group_once_and_gets_every_cell_that_stays(
+    backend: FileBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"n{number:03}" for number in range(250)]
+    await carry_out(backend, *[put(name) for name in names])
+    other = open_backend(f"file://{tmp_path}/spool?sync=off")
+    listings: list[int] = []
+
+    async def counted(group: int) -> list[str]:
+        listings.append(group)
+        return await list_names(group)
+
+    monkeypatch.setattr("qworker_file.cells.list_names", counted)
+
+    async def iterate(*between: tuple[Backend, CellOp]) -> list[str]:
+        found: list[str] = []
+        steps, is_last = list(between), False
+        while not is_last:
+            (page,) = await carry_out(backend, CellOp("list", Cell("g", found[-1] if found else "")))
+            found += [cell.name for cell in page.cells]
+            is_last = page.empty
+            if steps:
+                changed, op = steps.pop(0)
+                await changed.cells(QUEUE, [op])
+        return found
+
+    assert await iterate() == names
+    assert len(listings) == 1
+    # Two iterations do not disturb each other, and what others replace or delete meanwhile is as stored.
+    replaced = await iterate((other, put("n150", b"new")), (other, CellOp("delete", Cell("g", "n249"))))
+    assert replaced == names[:-1]
+    # The puts of the same process are there.
+    assert await iterate((backend, put("n120x"))) == sorted([*names[:-1], "n120x"])
+    await other.aclose()
 
 
 async def test_a_queue_without_cells_has_no_directory_and_its_messages_no_step_for_them(

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import threading
 import weakref
@@ -15,7 +16,10 @@ import msgspec
 import pytest
 
 from qworker import Backoff, Call, Context, Draft, Fail, Hook, Message, Retry, State, Tasks
+from qworker.backend.listing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.errors import UsageError
+from qworker.message import Query, SettleAction, Settlement
 from qworker.testing import enqueued_calls, in_memory, run_until_idle
 from qworker.worker import Worker, WorkerOptions
 from tests.unit.conftest import App
@@ -416,6 +420,87 @@ def test_a_process_handler_that_a_child_would_find_without_its_hooks_is_refused_
     with pytest.raises(UsageError) as refused:
         Worker(app.tasks)
     assert str(refused.value) == "task 'send': process=True with hooks needs the task under its own name in the module"
+
+
+SUSPECT = """
+import os
+from collections.abc import AsyncIterator
+from qworker import Hook, Tasks
+
+class Note(Hook):
+    async def around(self, attempt, go):
+        attempt.args[0] = f"{os.getpid()} {attempt.kind}"
+        return ["replaced", await go()]
+
+tasks = Tasks("memory://hooks-suspect", hooks=[Note()])
+
+@tasks.task
+async def work(text: str) -> str:
+    return text
+"""
+
+
+async def test_hooks_of_a_message_that_has_killed_its_worker_run_in_the_process_of_suspects(tmp_path, monkeypatch):
+    app = _import(f"hooks_suspect_{os.getpid()}", SUSPECT, tmp_path, monkeypatch)
+    await app.work.enqueue("given")
+    backend = await app.tasks.backend()
+    (lease,) = await backend.lease("default", 1, 30)
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, error="x", died=True)]) == []
+    worker = Worker(app.tasks, WorkerOptions(burst=True, concurrency=1))
+    results = Results()
+    worker.observers.append(results)
+    async with asyncio.timeout(60):
+        await worker.run()
+    outcome, value, _ = results.found["work"]
+    assert (outcome, value[0]) == ("acked", "replaced")
+    pid, kind = value[1].split()
+    assert (int(pid) != os.getpid(), kind) == (True, "async")
+
+
+SCRIPT = """
+import asyncio, os, sys
+from qworker import Hook, Tasks
+from qworker.worker import Worker, WorkerOptions
+
+class Note(Hook):
+    def around_sync(self, attempt):
+        attempt.args[0] = "hooked"
+        yield
+
+tasks = Tasks(hooks=[Note()] * (2 if __name__ == "__main__" and sys.argv[2] == "more" else 1))
+
+@tasks.task(queue="other")
+def stored(text: str) -> None: ...
+
+@tasks.task(process=True, max_tries=1)
+def work(text: str) -> None:
+    stored.enqueue_sync(text)
+
+if __name__ == "__main__":
+    tasks.url = sys.argv[1]
+    work.enqueue_sync("given")
+    asyncio.run(Worker(tasks, WorkerOptions(burst=True, queues=("default",))).run())
+"""
+
+
+@pytest.mark.parametrize("hooks", ["same", "more"])
+async def test_the_child_of_a_script_has_its_hooks_and_its_url_or_is_refused(tmp_path, hooks):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    url = f"file://{tmp_path}/spool?sync=off"
+    done = subprocess.run(
+        [sys.executable, "script.py", url, hooks], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    backend = open_backend(url)
+    try:
+        if hooks == "same":
+            (message,) = await list_messages(backend, "other", Query(State.READY))
+            assert json.loads(message.message.body)["args"] == ["hooked"]
+        else:
+            (message,) = await list_messages(backend, "default", Query(State.FAILED))
+            assert "task 'work' lacks hooks when its module is imported again" in (message.error or "")
+    finally:
+        await backend.aclose()
 
 
 # -- publishing --------------------------------------------------------------------------------------------------------

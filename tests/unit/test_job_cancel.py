@@ -294,6 +294,8 @@ async def test_a_queue_that_cannot_be_read_does_not_keep_the_others_from_their_r
     backend = await tasks.backend()
     repair = CancelRepair(make_state(backend))
     repair._queues.extend(["default", "other"])
+    for queue in ("q", "default", "other"):
+        await backend.cells(queue, [CellOp("put", Cell("cancels", "x"))])
     visited: list[str] = []
 
     async def broken(queue: str, ops: Sequence[CellOp]) -> Any:

@@ -31,13 +31,13 @@ from qworker import Tasks
 tasks = Tasks("file://./spool")
 
 
-@tasks.task
+@tasks.task(result=60)
 def work(n: int) -> None: ...
 
 
 def told(n):
     try:
-        return work.enqueue_sync(n).id
+        return work.enqueue_sync(n).id if n % 2 else work.job("x").result_sync(1)
     except Exception as error:
         return f"{{type(error).__name__}}: {{error}}"
 

@@ -17,9 +17,9 @@ from qworker.errors import (
     BackendUnavailable,
     FormatTooNew,
     InvalidName,
-    NotSupported,
     PermissionDenied,
     StorageFull,
+    UsageError,
 )
 from qworker.message import Draft
 from qworker.testing.wait_until import wait_until
@@ -92,7 +92,7 @@ def test_a_value_whose_text_is_none_is_damaged() -> None:
 
 
 def test_what_has_no_place_is_refused() -> None:
-    with pytest.raises(NotSupported, match="0 to 9"):
+    with pytest.raises(UsageError, match=r"priority must be from 0 to 9 \(got 10\)"):
         encode("id", Draft(body=b"", priority=10))
     with pytest.raises(InvalidName, match="key"):
         encode("id", Draft(body=b"", unique_key="k" * 256))

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ from qworker.envelope import CallOptions, Envelope, open_envelope
 from qworker.errors import BackendUnavailable, MissingExtra, NotSupported, UsageError
 from qworker.message import ReapResult
 from qworker.schedules.records import GROUP
-from qworker.schedules.store import ScheduleStatus
+from qworker.schedules.store import ScheduleStatus, read_schedules, remove_schedule
 from qworker.testing import FakeClock
 from qworker.testing.helpers import enqueued_calls, in_memory, run_until_idle
 from qworker.testing.plugin import qworker_clock, qworker_memory
@@ -309,6 +310,50 @@ async def test_a_schedule_that_was_put_is_listed_until_it_is_removed(tasks: Task
     assert await tasks.schedules.remove("acme") is True
     assert await tasks.schedules.remove("acme") is False
     assert await tasks.schedules.list() == []
+
+
+async def test_a_removal_whose_answer_was_lost_leaves_nothing(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = registered(tasks)
+    await tasks.schedules.put("acme", note.call(), every=60)
+    await tasks.schedules.pause("acme")
+    backend = await tasks.backend()
+    plain = backend.cells
+
+    async def repeated(queue: str, ops: Any) -> Any:
+        if len(ops) == 1 and ops[0].do == "delete":
+            await plain(queue, ops)
+        return await plain(queue, ops)
+
+    monkeypatch.setattr(backend, "cells", repeated)
+    assert await tasks.schedules.remove("acme") is True
+    (left,) = await plain("q", [CellOp("list", Cell("schedules", ""))])
+    assert left.cells == []
+
+
+async def test_a_removal_that_died_in_the_middle_is_completed_by_the_next_one(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = registered(tasks)
+    await tasks.schedules.put("acme", note.call(), every=60)
+    backend = await tasks.backend()
+    (stored,) = await read_schedules(backend, "q", 0.0)
+    await backend.cells("q", [CellOp("delete", stored.cell)])
+    assert await remove_schedule(backend, stored) is True
+    (left,) = await backend.cells("q", [CellOp("list", Cell("schedules", ""))])
+    assert left.cells == []
+
+
+async def test_a_schedule_is_put_at_the_time_of_the_store(tasks: Tasks) -> None:
+    """The clock of the caller is an hour ahead: the schedule would wait that long for its first tick."""
+    note = registered(tasks)
+    tasks.clock = FakeClock(time.time() + 3600)
+    backend = await tasks.backend()
+    await tasks.schedules.put("acme", note.call(), every=60)
+    now = (await backend.reap("q")).now
+    (stored,) = await read_schedules(backend, "q", now)
+    assert stored.last is not None
+    assert abs(stored.last.at - now) < 60
+    assert abs(stored.cell.rank / 1000 - now) < 60
 
 
 async def test_a_schedule_whose_call_gets_another_queue_is_one_schedule(tasks: Tasks) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from qworker import bulk
 from qworker.backend import Backend
@@ -23,6 +24,7 @@ from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settle
 from qworker.testing.wait_until import wait_until
 from qworker_file.layout import open_queue
 from qworker_file.load_window import LoadWindow
+from qworker_file.loads import staged_files
 from tests.support.waiting import give_turns
 
 PARTS, ROWS = 3, 300
@@ -216,6 +218,51 @@ async def test_a_damaged_seal_blocks_only_its_load(spool: Spool) -> None:
     await spool.load("good", 1, 3)
     assert await take(spool.open()) == rows_of("good", 1, 3)
     assert len(spool.staged()) == 3
+
+
+async def test_a_listing_of_a_load_lets_other_tasks_run_between_its_chunks(spool: Spool) -> None:
+    writer = bulk.open(spool.open(), "q", "job")
+    await writer.commit(0, await stage(writer, 12, 1))
+    queue = open_queue(os.open(spool.root, os.O_RDONLY), "q")
+    assert queue is not None
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(count_turns())
+    chunks = 0
+    with queue:
+        async for _ in staged_files(queue.base, local_time=False, on_trouble=lambda _path, _reason: None):
+            chunks += 1
+    task.cancel()
+    assert (chunks, turns >= chunks) == (12, True)
+
+
+@pytest.mark.parametrize("damage", ["seal", "partition"])
+async def test_a_load_that_cannot_be_read_hides_no_other_message(spool: Spool, damage: str) -> None:
+    await spool.load("bad", 1, 3)
+    path = next(spool.queue.glob("load-bad*/seal" if damage == "seal" else "load-bad*/0*"))
+    if damage == "partition":
+        path.rename(path.with_name("elsewhere"))
+        path.write_bytes(b"")
+    else:
+        path.write_bytes(b"{")
+    await spool.load("good", 1, 1)
+    backend = spool.open()
+    ids = await backend.publish("q", [Draft(body=b"1"), Draft(body=b"2"), Draft(body=b"3")])
+    with structlog.testing.capture_logs() as logs:
+        stats = await backend.stats("q")
+    assert (stats.ready, stats.blocked) == (4, 1)
+    assert [line["event"] for line in logs] == ["message_blocked"]
+    assert [stored.message.id for stored in await backend.find("q", ids)] == ids
+    assert [one.id for one in await backend.cancel("q", Selection(ids=ids[:1]))] == ids[:1]
+    assert await backend.remove("q", Selection(ids=ids[1:2])) == 1
+    assert await backend.remove("q", Selection(state=State.READY)) == 2
+    assert len(list(spool.queue.glob("load-bad*/*/*/*"))) == 3
 
 
 # -- reading and changing ----------------------------------------------------------------------------------------------

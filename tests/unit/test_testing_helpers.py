@@ -132,9 +132,8 @@ async def test_a_call_that_the_directory_has_no_place_for_fails_in_the_test(task
     @tasks.task
     async def work() -> None: ...
 
-    for refused in (work.using(priority=3), work.using(unique_key="x")):
-        with pytest.raises(NotSupported, match="file: does not support"):
-            await refused.enqueue()
+    with pytest.raises(NotSupported, match="file: does not support"):
+        await work.using(unique_key="x").enqueue()
     await work.enqueue()
     await tasks.aclose()
     assert (await run_until_idle(tasks)).acked == 1

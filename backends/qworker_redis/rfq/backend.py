@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
-from qworker.cell import CellOp, CellReply, CellWatch
+from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.doctor_check import Check
 from qworker.kit.max_body import check_bodies
@@ -233,7 +233,9 @@ class RfqBackend(Backend):
         """Delete messages."""
         return await remove(self._pool, queue, selection, self.stats, remove_call)
 
-    async def cancel(self, queue: str, selection: Selection, by: str = "") -> list[Cancelled]:
+    async def cancel(
+        self, queue: str, selection: Selection, by: str = "", only: Mapping[str, Cell] | None = None
+    ) -> list[Cancelled]:
         """Refuse: a consumer of another program expects what it holds in its list."""
         refuse_cancel("rfq", self.deviations)
 

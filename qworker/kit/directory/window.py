@@ -11,7 +11,7 @@ import asyncio
 import os
 import random
 import time
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Container
 from itertools import islice
 
@@ -44,6 +44,7 @@ class Window:
 
     __slots__ = (
         "_added_meanwhile",
+        "_ahead",
         "_directory",
         "_head",
         "_is_ordered",
@@ -53,6 +54,7 @@ class Window:
         "_names",
         "_run",
         "_skip",
+        "_urgent",
         "bound",
         "listed_at",
         "seen_mtime",
@@ -77,6 +79,9 @@ class Window:
         self._head = 0
         # Names taken out of the window, the next one last.
         self._run: list[str] = []
+        # Names with a higher priority than the run, in order, and the last one that was taken of them.
+        self._urgent: list[str] = []
+        self._ahead = ""
         # The largest name kept when larger ones were left out.
         self.bound: str | None = None
         # Nothing is known yet: list before concluding that it is empty.
@@ -90,10 +95,12 @@ class Window:
         self._missed = False
 
     def __len__(self) -> int:
-        return len(self._names) - self._head + len(self._run)
+        return len(self._names) - self._head + len(self._run) + len(self._urgent)
 
     def first(self) -> str | None:
         """Return the next name without taking it."""
+        if self._urgent:
+            return self._urgent[0]
         if self._run:
             return self._run[-1]
         return self._names[self._head] if self._head < len(self._names) else None
@@ -104,6 +111,9 @@ class Window:
 
     def take(self) -> str:
         """Take the next name: the oldest, or the next one of a run away from those of other workers (`skip_taken`)."""
+        if self._urgent:
+            self._ahead = self._urgent.pop(0)
+            return self._ahead
         if self._run:
             return self._run.pop()
         name = self._names[self._head]
@@ -124,6 +134,9 @@ class Window:
             name: The last name that `take` returned.
             is_there: Returns whether a file is still in the directory.
         """
+        if name == self._ahead:
+            # Each worker takes these before its run.
+            return
         names = self._names
         del names[: self._head]
         self._head = 0
@@ -150,12 +163,15 @@ class Window:
     def _take_run(self, at: int) -> None:
         """Take a run far enough beyond the frontier that the other worker needs some time to reach it."""
         names = self._names
-        rest = len(names) - at
+        # A run has one priority, which is the first character: the next priority waits for the end of this one.
+        ends = bisect_left(names, chr(ord(names[at][0]) + 1), at) if at < len(names) else at
+        rest = ends - at
         if rest < 4:
             return
         start = at + random.randrange(min(rest // 2, _APART))
-        self._run = names[start : start + _RUN][::-1]
-        del names[start : start + _RUN]
+        ends = min(ends, start + _RUN)
+        self._run = names[start:ends][::-1]
+        del names[start:ends]
 
     def add(self, name: str) -> None:
         """Add a file that was renamed into the directory."""
@@ -174,12 +190,12 @@ class Window:
             self.bound = names[-1]
             if name > self.bound:
                 return
-        if not names or name > names[-1]:
+        if self._run and name[0] < self._run[-1][0]:
+            _insert(self._urgent, name, 0)
+        elif not names or name > names[-1]:
             names.append(name)
-            return
-        at = bisect_left(names, name, self._head)
-        if at >= len(names) or names[at] != name:
-            insort(names, name, self._head)
+        else:
+            _insert(names, name, self._head)
 
     def _keep_apart(self, names: list[str]) -> list[str]:
         """Return the names that have a place in the order. Keep the others apart: as many as a window holds."""
@@ -232,7 +248,8 @@ class Window:
                 found, bound = await _smallest(fd, self._skip, self._keep_apart)
             finally:
                 added, self._added_meanwhile = self._added_meanwhile, None
-            self._names, self._head, self._run, self.bound, self.stale = found, 0, [], bound, False
+            self._names, self._head, self.bound, self.stale = found, 0, bound, False
+            self._run, self._urgent = [], []
             for name in added:
                 self.add(name)
             if self._missed:
@@ -263,6 +280,13 @@ async def _smallest(
         return found, _keep_smallest(found)
     found.sort()
     return found, bound
+
+
+def _insert(names: list[str], name: str, start: int) -> None:
+    """Insert a name into a sorted list, from an index on, unless it is there."""
+    at = bisect_left(names, name, start)
+    if at >= len(names) or names[at] != name:
+        names.insert(at, name)
 
 
 def _keep_smallest(names: list[str]) -> str:
