@@ -5,6 +5,7 @@ msgspec knows most of them. This module adds paths and the models of pydantic, w
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import PurePath
 from typing import Any
@@ -14,12 +15,12 @@ import msgspec
 __all__ = ["convert", "decode_json", "encode", "from_json", "is_known", "pack", "to_builtins", "to_json"]
 
 
-def is_known(kind: type) -> bool:
+def is_known(kind: type[Any]) -> bool:
     """Return whether values of a class that msgspec does not know can be encoded and made from JSON."""
     return issubclass(kind, PurePath) or _is_model(kind)
 
 
-def _is_model(kind: type) -> bool:
+def _is_model(kind: type[Any]) -> bool:
     # Without the module there can be no such class.
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and issubclass(kind, pydantic.BaseModel)
@@ -31,7 +32,7 @@ def to_json(value: Any) -> Any:
     Raises:
         TypeError: The value has no place in JSON.
     """
-    kind = type(value)
+    kind: Any = value.__class__
     if isinstance(value, PurePath):
         return str(value)
     if _is_model(kind):
@@ -40,13 +41,14 @@ def to_json(value: Any) -> Any:
     raise TypeError(f"a value of the type {kind.__qualname__} has no place in JSON")
 
 
-def from_json(kind: type, value: Any) -> Any:
+def from_json(kind: Any, value: Any) -> Any:
     """Return a value of a class that msgspec does not know. msgspec checks its type.
 
     Raises:
         ValueError: It does not fit.
     """
-    if isinstance(value, kind) or not isinstance(kind, type):
+    # msgspec asks for generic classes too.
+    if not inspect.isclass(kind) or isinstance(value, kind):
         return value
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)

@@ -62,8 +62,8 @@ def _is_possible(kind: type) -> bool:
 
 def _custom_types(known: Any, seen: set[int]) -> Iterator[type]:
     """Yield the classes in a type that msgspec does not know."""
-    if isinstance(known, tuple):
-        members: tuple[Any, ...] = known
+    if type(known) is tuple:
+        members: Any = known
         for one in members:
             yield from _custom_types(one, seen)
     elif isinstance(known, (msgspec.inspect.Type, msgspec.inspect.Field)) and id(known) not in seen:
