@@ -45,10 +45,11 @@ test-deep: ## The tests with more kills, seeds and examples (DEPTH=4)
 	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) $(parallel) tests/fault tests/property tests/unit/test_sq_format.py tests/unit/test_fsq_queue.py tests/e2e/test_examples.py
 	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) -m serial tests/fault
 
-test-soak: ## Workers and publishers that are killed all the time, for a while (SECONDS=180)
+test-soak: ## Workers and publishers that are killed all the time, for a while (SECONDS=180 KILLS=500)
 	@.ci/venv.sh test
 	@tests/install-tools.sh
-	QWORKER_TEST_SOAK=$(or $(SECONDS),180) $(pytest) -n 2 -rP tests/fault/test_soak.py
+	QWORKER_TEST_SOAK=$(or $(SECONDS),180) QWORKER_TEST_KILLS=$(or $(KILLS),500) $(pytest) -n 2 -rP \
+	    tests/fault/test_soak.py tests/fault/test_results.py
 
 test-plain: ## What a user has: the wheel without extras
 	@.ci/venv.sh test

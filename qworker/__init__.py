@@ -24,6 +24,7 @@ Message       one unit of work in a queue
 Draft         a message to be published
 State         where a stored message is
 CancelReason  why a handler is stopped: `ctx.reason`
+Unique        the options of a unique key: at most one call with it waits or runs
 LeaseLost     an error: the lease of the message is lost
 QworkerError  the base class of all errors, which are in `qworker.errors`
 
@@ -59,6 +60,7 @@ from qworker.named_task import NamedTask
 from qworker.retry import Backoff, Delays, NoRetry, RetryPolicy
 from qworker.schedules.schedule import Schedule
 from qworker.task import Task
+from qworker.unique import Unique
 
 __all__ = [
     "Attempt",
@@ -87,6 +89,7 @@ __all__ = [
     "Status",
     "Task",
     "Tasks",
+    "Unique",
     "provide",
 ]
 

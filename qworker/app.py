@@ -41,6 +41,7 @@ from qworker.schedules.control import Schedules
 from qworker.schedules.schedule import CatchUp, Overlap
 from qworker.settings import backend_url
 from qworker.task import RawHandler, Task, TaskOptions
+from qworker.unique import Unique
 from qworker.validation import check_flag, check_headers, check_seconds, check_text, shown
 
 __all__ = ["Tasks"]
@@ -171,6 +172,7 @@ class Tasks(Generic[State]):
         priority: int = 0,
         hold: Seconds = 0.0,
         result: Seconds | None = None,
+        unique: Unique | None = None,
         hooks: Sequence[Hook] = (),
         on_failure: Task[..., Any] | None = None,
     ) -> _Decorator[State]: ...
@@ -191,6 +193,7 @@ class Tasks(Generic[State]):
         priority: int = 0,
         hold: Seconds = 0.0,
         result: Seconds | None = None,
+        unique: Unique | None = None,
         hooks: Sequence[Hook] = (),
         on_failure: Task[..., Any] | None = None,
     ) -> Any:
@@ -213,6 +216,8 @@ class Tasks(Generic[State]):
                 timedelta. It counts for calls that have an id.
             result: Seconds for which the result of a call is kept after the end of the call, or a timedelta. None: it
                 is not kept, and `Job.result` is refused.
+            unique: The unique key of its calls, such as `Unique(by=("user",))`: while a call with it waits or runs,
+                another one is not stored.
             hooks: What runs around its attempts, inside the hooks of the app, the outermost first.
             on_failure: The task that is enqueued, with a `FailedCall`, once when a message has failed permanently.
 
@@ -232,6 +237,7 @@ class Tasks(Generic[State]):
             priority=priority,
             hold=hold,
             result=result,
+            unique=unique,
         )
         around = (*self.hooks, *check_hooks(hooks))
         decorator = _Decorator(self, name, options, around, check_on_failure(self._destination().app, on_failure))
@@ -846,6 +852,7 @@ async def _close_with_loop(backend: Backend) -> AsyncGenerator[None]:
 
 async def _publish(backend: Backend, calls: list[Call]) -> list[Job[Any]]:
     queue = calls[0].queue
+    calls = [call.identified() for call in calls]
     with send_batch_span(queue, [call.span_context for call in calls]):
         ids = await backend.publish(queue, [call.draft for call in calls])
     return [call.job(message_id) for call, message_id in zip(calls, ids, strict=True)]

@@ -14,7 +14,8 @@ from qworker.duration import Moment, Seconds
 from qworker.envelope import ORIGINAL_ID, add_headers, change_options, open_envelope
 from qworker.jobs.job import Job
 from qworker.jobs.source import JobSource
-from qworker.message import Draft
+from qworker.message import Draft, KeyHolder
+from qworker.names import created_id, is_created_id, to_message_id
 
 __all__ = ["Call"]
 
@@ -36,9 +37,16 @@ class Call(msgspec.Struct, frozen=True):
 
     def job(self, message_id: str) -> Job[Any]:
         """Return the job of the call, which was stored under this id."""
+        # A key that counts in all queues can be that of a message in another one.
+        queue = message_id.queue if isinstance(message_id, KeyHolder) else self.queue
+        return Job(message_id, queue, _existed(self.draft, message_id), self.source)
+
+    def identified(self) -> Call:
+        """Return this call with an id, if it has a unique key: so the id that is stored shows whether it is new."""
         draft = self.draft
-        existed = False if draft.id is None and draft.unique_key is None else None
-        return Job(message_id, self.queue, existed, self.source)
+        if draft.unique_key is None or draft.id is not None:
+            return self
+        return msgspec.structs.replace(self, draft=msgspec.structs.replace(draft, id=created_id()))
 
     @property
     def task(self) -> str:
@@ -118,3 +126,14 @@ class Call(msgspec.Struct, frozen=True):
             self.source.app._check_store(self.task, "result=")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if "max_tries" in sent and sent["max_tries"] is None:
             self.source.app._check_store(self.task, "max_tries=None")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def _existed(draft: Draft, stored: str) -> bool | None:
+    """Return whether a draft was not stored because another message was there. None: it is not known."""
+    if draft.id is None:
+        return False if draft.unique_key is None else None
+    if draft.unique_key is None:
+        return None
+    if stored != to_message_id(draft.id):
+        return True
+    return False if is_created_id(draft.id) else None

@@ -186,6 +186,22 @@ class PermissionDenied(BackendError):
 UNUSABLE = (QueueDamaged, FormatTooNew, PermissionDenied)
 
 
+class AlreadyEnqueued(QworkerError):
+    """Another message that waits or runs has the unique key, so nothing was stored or made ready.
+
+    Args:
+        text: The text of the error.
+        id: The id of that message.
+
+    Attributes:
+        id: The id of that message.
+    """
+
+    def __init__(self, text: str, id: str = "") -> None:  # noqa: A002 - the word of all other classes
+        super().__init__(text)
+        self.id = id
+
+
 class LeaseLost(QworkerError):
     """The lease is lost. The message can run on another worker, and the store refuses this holder's outcome."""
 

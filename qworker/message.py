@@ -23,6 +23,7 @@ from typing import Any, Literal, Self, cast
 import msgspec
 
 from qworker.errors import UsageError
+from qworker.unique import Unique
 
 __all__ = [
     "OUTCOMES",
@@ -30,6 +31,7 @@ __all__ = [
     "Cancelled",
     "Draft",
     "FinishedMessage",
+    "KeyHolder",
     "Lease",
     "LostLease",
     "Message",
@@ -98,6 +100,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         due_at: Unix seconds at which it can be leased, instead of `delay`.
         priority: 0 (default) to 9 (first).
         unique_key: While a message with this key is ready, delayed or leased, another one is not stored.
+        unique: How the key is freed, and what is done if another message has it. Its `key` and `by` have no meaning
+            here. None: the key is held until the message has finished, and the earlier message is kept.
         task: The task's name, as a label in listings of the store. None without a task.
         argv: fsq's arguments, for protocols that have them.
         fields: rfq's flat map, for protocols that have one.
@@ -114,6 +118,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     due_at: float | None = None
     priority: int = 0
     unique_key: str | None = None
+    unique: Unique | None = None
     task: str | None = None
     argv: tuple[str, ...] = ()
     fields: Mapping[str, str] | None = None
@@ -134,6 +139,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         enqueued_at: Unix seconds at which it was enqueued.
         priority: 0 (default) to 9 (first).
         unique_key: Its unique key, if it has one.
+        unique: How the key is freed (`until`, `scope`). None: when the message has finished, in its queue.
         argv: fsq's arguments, or the original name of a raw file that another program put into the queue.
         fields: rfq's flat map.
         original_id: The id that it had in another store, if this store assigned a new one.
@@ -149,6 +155,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     enqueued_at: float = 0.0
     priority: int = 0
     unique_key: str | None = None
+    unique: Unique | None = None
     argv: tuple[str, ...] = ()
     fields: Mapping[str, str] | None = None
     original_id: str | None = None
@@ -240,6 +247,23 @@ class MessageRef(str):
     def id(self) -> str:
         """The message's id."""
         return str(self)
+
+
+class KeyHolder(str):
+    """The id of the message that has a unique key, which `publish` returns if that message is in another queue.
+
+    Attributes:
+        queue: The queue of the message.
+    """
+
+    __slots__ = ("queue",)
+    queue: str
+
+    def __new__(cls, id: str, queue: str) -> Self:  # noqa: A002 - the word of all other classes
+        """Create it."""
+        holder = super().__new__(cls, id)
+        holder.queue = queue
+        return holder
 
 
 class SettleAction(StrEnum):

@@ -11,7 +11,8 @@ from qworker.attempt.hooks import Hook, publishing_hooks
 from qworker.call import Call
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.returns import check_result_type, check_returns
-from qworker.definition.task_options import TaskOptions, call_options, check_result, sent_options
+from qworker.definition.task_options import TaskOptions, call_options, check_result, sent_options, unique_option
+from qworker.definition.unique_key import check_by
 from qworker.duration import Moment, Seconds
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
@@ -19,6 +20,7 @@ from qworker.jobs.job import Job
 from qworker.jobs.source import JobSource
 from qworker.names import check_existing_queue
 from qworker.task import App, ConfiguredTask, Task, configured
+from qworker.unique import Unique
 from qworker.validation import check_flag, check_text
 
 __all__ = ["Directory", "NamedTask"]
@@ -43,6 +45,17 @@ class _AnyArguments:
 
     def check_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Accept everything."""
+
+    def values(self, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Refuse it: without the function, arguments have no names.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            f"unique by {', '.join(map(repr, names))} needs the function of the task, which this process does not have:"
+            " write key= instead"
+        )
 
 
 class _Absent:
@@ -115,6 +128,7 @@ class NamedTask(OtherMethods, Generic[T]):
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
         hold: Seconds | None = None,
+        unique: Unique | None = None,
         result: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
         timeout: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
         max_tries: int | msgspec.UnsetType | None = msgspec.UNSET,
@@ -129,7 +143,8 @@ class NamedTask(OtherMethods, Generic[T]):
             UsageError: There is a hold and no id, or an option has the wrong type or is out of range.
         """
         made = NamedTask(self._app, self.name, self._queue if queue is None else queue, self._returns)
-        made._fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
+        fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
+        made._fields = fields | unique_option(unique, fields)
         made._given_id, made._headers = id, headers
         made._sent = sent_options(made._fields, timeout, max_tries, expires)
         made._validate = check_flag("validate", validate)
@@ -155,6 +170,8 @@ class NamedTask(OtherMethods, Generic[T]):
 
     def _configured(self) -> ConfiguredTask[..., Any]:
         known = self._app._find_task(self.name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        if known is not None:
+            check_by(self.name, known.signature.parameters, self._fields.get("unique"))
         if known is not None and self._kept is not None and self._kept is not msgspec.UNSET:
             check_result_type(self.name, known.function)
         return configured(

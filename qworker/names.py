@@ -28,10 +28,12 @@ __all__ = [
     "check_key",
     "check_queue",
     "counted",
+    "created_id",
     "failure_id",
     "failure_id_text",
     "forms_of_all",
     "id_forms",
+    "is_created_id",
     "is_existing_queue_name",
     "is_queue_name",
     "new_id",
@@ -134,6 +136,22 @@ def to_message_id(given: str) -> str:
             f"{printable(given)!r} is not a valid id: it has a lone surrogate: use text that UTF-8 can encode"
         ) from None
     return f"sha256-{base64.b32encode(digest).decode().rstrip('=').lower()}"
+
+
+_CREATED = re.compile(r"unique-[0-9a-f]{32}")
+
+
+def created_id() -> str:
+    """Return a new id to give to a message with a unique key.
+
+    The publisher knows it, so the id that `publish` returns shows whether the message was stored.
+    """
+    return f"unique-{secrets.token_hex(16)}"
+
+
+def is_created_id(message_id: str) -> bool:
+    """Return whether an id is one that `created_id` returned."""
+    return _CREATED.fullmatch(message_id) is not None
 
 
 def failure_id_text(message_id: str) -> str:

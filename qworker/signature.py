@@ -165,6 +165,12 @@ class Signature:
             # The encoder of the call refuses it.
             return
 
+    def values(self, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the values of some parameters in a call that fits, also those that are not given."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return [bound.arguments[name] for name in names]
+
     def _check_provided(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Check that no argument is for a parameter that the worker fills.
 

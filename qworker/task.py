@@ -16,7 +16,15 @@ from qworker.context import Context
 from qworker.definition.callables import Kind, handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.returns import check_result_type
-from qworker.definition.task_options import TaskOptions, call_options, check_result, sent_options
+from qworker.definition.task_options import (
+    TaskOptions,
+    call_options,
+    check_result,
+    needs_of,
+    sent_options,
+    unique_option,
+)
+from qworker.definition.unique_key import check_by, key_by
 from qworker.duration import Moment, Seconds
 from qworker.enqueue.tracing import create_span, is_tracing_configured, send_span
 from qworker.envelope import ORIGINAL_ID, CallOptions, EnvelopeEncoder
@@ -26,6 +34,7 @@ from qworker.jobs.source import JobApp, JobSource
 from qworker.message import Draft, Lease, Message
 from qworker.names import to_message_id
 from qworker.signature import Signature
+from qworker.unique import Unique
 from qworker.validation import check_flag, check_text
 
 __all__ = [
@@ -72,6 +81,10 @@ class Checker(Protocol):
 
     def check_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise `InvalidArguments` if the values of a call do not fit."""
+        ...
+
+    def values(self, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the values of some parameters in a call."""
         ...
 
 
@@ -218,6 +231,7 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
     ) -> None:
         super().__init__(function, name, options, hooks)
         self.signature.check_json()
+        check_by(name, self.signature.parameters, options.unique)
         self.publishing_hooks = publishing_hooks(hooks, self.kind)
         self.app = tasks
         if options.result is not None:
@@ -362,6 +376,7 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
         hold: Seconds | None = None,
+        unique: Unique | None = None,
         result: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
         timeout: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
         max_tries: int | msgspec.UnsetType | None = msgspec.UNSET,
@@ -374,13 +389,15 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
             delay: Seconds until the call can run, or a timedelta.
             due_at: When it can run, instead of `delay`: Unix seconds, or a datetime with a time zone.
             priority: 0 (default) to 9 (first).
-            unique_key: While a call with this key waits or runs, another one is not stored.
+            unique_key: While a call with this key waits or runs, another one is not stored. Short for
+                `unique=Unique(key=...)`.
             id: The message's id: any text of 1 byte or more. While a message with this id is stored, another one is not
                 stored. An id that a message cannot have, or with more than 64 bytes, is hashed: `Job.id` is
                 `sha256-...`, and the envelope's header `qworker-id` keeps the id.
             queue: A queue to use instead of the task's own.
             headers: Texts by name that are stored with the call.
             hold: Seconds from the enqueue for which the id stays taken although its message is gone, or a timedelta.
+            unique: The unique key and its options, instead of the task's own.
             result: Seconds for which the result is kept after the end of the call, or a timedelta. None: it is not
                 kept. Without it, the task's own option counts.
             timeout: Seconds that an attempt may take, or a timedelta. None: no limit. Without it, the task's own option
@@ -396,6 +413,10 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
             UsageError: There is a hold and no id, or an option has the wrong type or is out of range.
         """
         fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
+        fields |= unique_option(unique, fields)
+        check_by(self.name, self.signature.parameters, unique)
+        for option in () if unique is None else needs_of(unique):
+            self.app._check_store(self.name, option)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         sent = sent_options(fields, timeout, max_tries, expires)
         if max_tries is None:
             self.app._check_store(self.name, "max_tries=None")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -412,7 +433,17 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
 class ConfiguredTask(OtherMethods, Generic[P, R_co]):
     """A task with options for its calls. `Task.using` creates it."""
 
-    __slots__ = ("_draft", "_given_queue", "_headers", "_options", "_result", "_returns", "_task", "_validate")
+    __slots__ = (
+        "_draft",
+        "_given_queue",
+        "_headers",
+        "_options",
+        "_result",
+        "_returns",
+        "_task",
+        "_unique",
+        "_validate",
+    )
 
     def __init__(
         self,
@@ -438,6 +469,9 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         self._draft = dict(draft)
         if task.options.priority:
             self._draft.setdefault("priority", task.options.priority)
+        if task.options.unique is not None and "unique_key" not in self._draft:
+            self._draft.setdefault("unique", task.options.unique)
+        self._unique: Unique | None = self._draft.pop("unique", None)
         if task.options.hold and "id" in self._draft:
             self._draft.setdefault("hold", task.options.hold)
         self._given_queue = queue
@@ -476,7 +510,17 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
                 task.name,
                 len(body) >> 20,
             )
+        if self._unique is not None:
+            return self._make_unique(body, self._unique, args, kwargs)
         return Draft(body=body, task=task.name, **self._draft)
+
+    def _make_unique(self, body: bytes, unique: Unique, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
+        task = self._task
+        key = unique.key
+        if key is None:
+            key = key_by(task.name, unique.by or (), task.signature.values(unique.by or (), args, kwargs))
+        options = unique.for_draft()
+        return Draft(body=body, task=task.name, unique_key=key, unique=options, **self._draft)
 
     @overload
     async def enqueue(self: ConfiguredTask[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Job[T]: ...
@@ -506,6 +550,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
             return _run_sync(self._publish(call, span), instead="`await task.enqueue(...)`")
 
     async def _publish(self, call: Call, span: Any) -> Job[Any]:
+        call = call.identified()
         backend = await self._task.app.backend()
         (message_id,) = await backend.publish(call.queue, (call.draft,))
         if span is not None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 
+from qworker.errors import AlreadyEnqueued
 from qworker.kit.directory.admin import remove_queue, remove_selected
 from qworker.kit.directory.browser import MessageFile
 from qworker.kit.files import close_all, find_inode, remove_entry, try_unlink
@@ -13,9 +14,18 @@ from qworker.kit.opening import create_file, open_directory
 from qworker.kit.planted import rename_file
 from qworker.message import Selection, State
 from qworker_file.browse import FileBrowser
-from qworker_file.id_index import remove_id
+from qworker_file.id_index import remove_id, taken_key
 from qworker_file.id_place import Place, record_move
-from qworker_file.names import delay_name, given_id, is_cancelled_name, parse_item, plain_item, reason_name, with_tries
+from qworker_file.names import (
+    delay_name,
+    given_id,
+    is_cancelled_name,
+    parse_item,
+    plain_item,
+    reason_name,
+    restarted_item,
+    with_tries,
+)
 from qworker_file.open_queue import OpenQueue
 from qworker_file.report_holds import ReportHolds
 from qworker_file.store import Store
@@ -32,35 +42,42 @@ async def requeue(store: Store, browser: FileBrowser, selection: Selection) -> i
     """Move failed items back to queue/, or to delay/ and due now, with tries 0 and return their number.
 
     Raises:
+        AlreadyEnqueued: Another message has the unique key of one of them. The others are ready.
         OSError: One cannot be moved.
     """
     queue, files = browser.queue, browser.files
     moved: list[str] = []
     holds = ReportHolds(store)
     delayed: list[str] = []
+    refused: AlreadyEnqueued | None = None
     due_ms = int(store.clock.time() * 1000)
     for number, file in enumerate(await browser.select(selection, State.FAILED)):
         # Before the move: a failure that comes after it is reported.
         await holds.free([browser.message_id(file)])
         item = plain_item(file.item)
         if parse_item(item) is not None:
-            item = with_tries(item, 0)
+            item = with_tries(restarted_item(item), 0)
         # The holder of a cancelled item may still have it locked, and a locked item is leased from delay/ only.
         place = Place("delay", delay_name(item, due_ms)) if is_cancelled_name(file.name) else Place("queue", item)
-        record_move(files, item, place, Place("fail", file.name))
         try:
-            rename_file(file.name, place.name, files.fail, place.descriptor(files))
+            async with taken_key(files, item):
+                record_move(files, item, place, Place("fail", file.name))
+                rename_file(file.name, place.name, files.fail, place.descriptor(files))
             (delayed if place.directory == "delay" else moved).append(place.name)
             try_unlink(reason_name(file.name), files.fail)
         except FileNotFoundError:
             # Another requeue was faster.
             pass
+        except AlreadyEnqueued as error:
+            refused = refused or error
         if number % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
     if moved or delayed:
         await store.commit({files.fail, *([files.queue] if moved else []), *([files.delay] if delayed else [])})
         queue.added(moved, delayed, returned=True)
         store.notify(queue)
+    if refused is not None:
+        raise refused
     return len(moved) + len(delayed)
 
 
@@ -78,7 +95,7 @@ async def remove(store: Store, browser: FileBrowser, selection: Selection) -> in
         if file.state is State.FAILED:
             try_unlink(reason_name(file.name), file.directory)
         if inode is not None:
-            remove_id(browser.files, browser.message_id(file), inode)
+            remove_id(browser.files, browser.message_id(file), inode, file.item)
         return True
 
     removed = await remove_selected(browser, selection, remove_file)

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.offers import QueueGlance
+from qworker.backend.unique_keys import give_ids, refuse_pending
 from qworker.cell import Cell, CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.failure_text import cancelled_text
@@ -127,8 +128,11 @@ class FileBackend(Backend):
         check_existing_queue(queue)
         refuse_unsupported("file", DEVIATIONS, drafts)
         check_bodies(drafts, self.max_body)
+        drafts = give_ids(drafts)
         with store_errors(f"publish to {queue!r}"):
-            return await self._stores.call(lambda store: publish(store, queue, drafts))
+            ids = await self._stores.call(lambda store: publish(store, queue, drafts))
+        refuse_pending(drafts, ids)
+        return ids
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from qworker_file.names import (
     reason_name,
 )
 from qworker_file.open_queue import OpenQueue
+from qworker_file.unique_keys import key_of
 
 __all__ = ["FileBrowser"]
 
@@ -212,6 +213,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
 
     def _make_message(self, file: MessageFile, status: os.stat_result, body: bytes, original_id: str | None) -> Message:
         parsed = parse_item(file.item, local=self._local_time)
+        key, unique = key_of(self.files, file.item)
         return Message(
             id=self.message_id(file) if parsed is None else parsed.id,
             queue=self.files.name,
@@ -219,6 +221,8 @@ class FileBrowser(QueueBrowser[QueueDir]):
             tries=0 if parsed is None else parsed.tries,
             deaths=0 if parsed is None else parsed.deaths,
             enqueued_at=status.st_mtime if parsed is None or parsed.enqueued_at is None else parsed.enqueued_at,
+            unique_key=key,
+            unique=unique,
             priority=0 if parsed is None else parsed.priority,
             argv=(file.item,) if parsed is None else read_arguments(self.files, parsed),
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import Clock
-from qworker.errors import PublishUncertain
+from qworker.errors import NotSupported, PublishUncertain
 from qworker.kit.files import write_all
 from qworker.kit.linux import sync_file_system
 from qworker.kit.opening import create_file, open_directory
@@ -103,7 +103,9 @@ class _Names:
             NotSupported: A directory cannot keep a field of the draft.
         UsageError: Its priority is not from 0 to 9.
         """
-        if draft.priority or draft.unique_key is not None or draft.fields:
+        if draft.unique_key is not None:
+            raise NotSupported("file: does not support unique keys in bulk writes: enqueue these calls instead")
+        if draft.priority or draft.fields:
             refuse_unsupported("file", DEVIATIONS, [draft])
         kind = (draft.task, draft.tries, draft.priority, draft.argv)
         suffix = self._kinds.get(kind)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 __all__ = ["DEVIATIONS"]
 
 DEVIATIONS: Mapping[str, str] = {
-    "unique_key": "a directory has no index of keys; an id that you give is stored once",
+    "unique_replace": "two files cannot change places in one step on every file system",
+    "unique_app": "each queue has its own index",
     "fields": "a file has a name and its contents",
     "retry_errors": "a file has a name and its contents: the history keeps the error",
 }

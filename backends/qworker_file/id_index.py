@@ -11,18 +11,33 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 
+import msgspec
+
+from qworker.backend.unique_keys import held_error
 from qworker.kit.files import find_inode, has_entry, link_file, list_names, try_unlink
 from qworker.kit.opening import open_directory, open_entry
 from qworker_file.holds import has_ended, is_held
 from qworker_file.id_place import Located, Place, is_unchanged, locate, read_status, record_place, recorded_place
 from qworker_file.layout import QueueDir
 from qworker_file.loads import staged_files
-from qworker_file.names import index_name, may_lack_link, parse_delay, parse_id, parse_lease, place_name
+from qworker_file.names import (
+    given_id,
+    index_name,
+    key_link_name,
+    mark_in,
+    may_lack_link,
+    parse_delay,
+    parse_id,
+    parse_lease,
+    place_name,
+)
 from qworker_file.publish_plan import Plan
+from qworker_file.unique_keys import Holder, free_key, give_key, holder_of, is_key_left, keep_key, key_of, state_of
 
-__all__ = ["clean_up_index", "remove_id", "reserve_ids"]
+__all__ = ["Reserved", "clean_up_index", "lock_index", "remove_id", "reserve_ids", "unlock"]
 
 _LOCK_PAUSE = 0.002
 
@@ -41,14 +56,14 @@ def _try_lock(files: QueueDir) -> int | None:
     return fd
 
 
-def _unlock(fd: int) -> None:
+def unlock(fd: int) -> None:
     """Unlock and close. The lock ends even if a child was forked in the meantime."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
-def remove_id(files: QueueDir, message_id: str, inode: int) -> None:
-    """Free the id of a message that is gone.
+def remove_id(files: QueueDir, message_id: str, inode: int, item: str) -> None:
+    """Free the id of a message that is gone, and its unique key.
 
     If it cannot be freed now, `clean_up_index` or the next publish of the id frees it.
 
@@ -56,15 +71,17 @@ def remove_id(files: QueueDir, message_id: str, inode: int) -> None:
         files: The queue.
         message_id: The id.
         inode: The message's inode. A link with another inode belongs to a later message.
+        item: The message's item.
     """
     fd = _try_lock(files)
     if fd is None:
         return
     try:
         if find_inode(index_name(message_id), files.names) == inode:
+            free_key(files, item)
             _free(files, message_id)
     finally:
-        _unlock(fd)
+        unlock(fd)
 
 
 def _free(files: QueueDir, message_id: str) -> None:
@@ -82,9 +99,10 @@ async def clean_up_index(files: QueueDir, now: float) -> int:
     """
     names = frozenset(await list_names(files.names))
     count = 0
-    for name in names:
+    # In this order, an id is freed before the key that names it.
+    for name in sorted(names):
         kind, _, key = name.partition("-")
-        if not _is_left(files, kind, key, now) or (kind == "at" and f"id-{key}" in names):
+        if not _is_left(files, kind, key, now) or (kind in {"at", "unique"} and f"id-{key}" in names):
             continue
         fd = _try_lock(files)
         if fd is None:
@@ -92,21 +110,24 @@ async def clean_up_index(files: QueueDir, now: float) -> int:
         try:
             if not _is_left(files, kind, key, now):
                 continue
-            if kind == "hold":
+            if kind in {"hold", "key"}:
                 try_unlink(name, files.names)
             else:
+                try_unlink(f"unique-{key}", files.names)
                 try_unlink(f"at-{key}", files.names)
                 count += try_unlink(f"id-{key}", files.names)
         finally:
-            _unlock(fd)
+            unlock(fd)
     return count
 
 
 def _is_left(files: QueueDir, kind: str, key: str, now: float) -> bool:
-    """Return whether a link is the last one of its file, a record has no link, or a hold has ended."""
+    """Return whether a link is the last one of its file, a record or a key has no link, or a hold has ended."""
     if kind == "hold":
         return has_ended(files, f"hold-{key}", now)
-    if kind == "at":
+    if kind == "key":
+        return is_key_left(files, f"key-{key}")
+    if kind in {"at", "unique"}:
         return not has_entry(f"id-{key}", files.names)
     if kind != "id":
         return False
@@ -116,11 +137,62 @@ def _is_left(files: QueueDir, kind: str, key: str, now: float) -> bool:
         return False
 
 
+@asynccontextmanager
+async def taken_key(files: QueueDir, item: str) -> AsyncGenerator[None]:
+    """Let an item that has finished have its unique key again, if it has one, and lock the keys in the block.
+
+    Raises:
+        AlreadyEnqueued: Another message has it. The block does not run.
+    """
+    message_id, mark = given_id(item), mark_in(item)
+    if message_id is None or mark is None:
+        yield
+        return
+    located = Located({}, {})
+    while True:
+        fd = await lock_index(files)
+        try:
+            holder = holder_of(files, mark)
+            state = Holder.VOID
+            if holder is not None and holder != message_id:
+                state = state_of(files, holder, mark, located)
+            if state is Holder.LIVE and holder is not None:
+                raise held_error(key_of(files, item)[0] or mark, holder)
+            if state is Holder.VOID:
+                give_key(files, message_id, mark)
+                yield
+                return
+        finally:
+            unlock(fd)
+        located = await locate(files, [holder or ""])
+        if _is_any_in_progress(files, located):
+            await asyncio.sleep(_LOCK_PAUSE)
+
+
 # -- reserving ids ---------------------------------------------------------------------------------------------------
 
 
-async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> set[str]:
-    """Give each message with a given id its second link in names/, and return the ids that are stored or held.
+class Reserved(msgspec.Struct):
+    """What `reserve_ids` has found.
+
+    Attributes:
+        stored: The given ids that are stored or held.
+        instead: The ids of the messages that have the unique keys of others, by the ids of those.
+    """
+
+    stored: set[str]
+    instead: dict[str, str]
+
+    def has(self, message_id: str | None) -> bool:
+        """Return whether a message is not to be stored."""
+        return message_id in self.stored or message_id in self.instead
+
+
+async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> Reserved:
+    """Give each message with a given id its second link in names/, and its unique key.
+
+    Messages are reserved in one order, up to the first one that must wait for another publisher. So two publishers
+    never wait for each other.
 
     Args:
         files: The queue.
@@ -130,56 +202,106 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> set
     Raises:
         OSError: An id cannot be reserved.
     """
-    waiting: dict[str, Plan] = {plan.given_id: plan for plan in plans if plan.given_id is not None}
-    stored: set[str] = set()
-    located = Located({}, {})
-    unlinked = frozenset(message_id for message_id in waiting if may_lack_link(message_id))
+    call = _Reservation(files, now)
+    waiting = sorted((plan for plan in plans if plan.given_id is not None), key=_order)
+    unlinked = frozenset(plan.given_id for plan in waiting if plan.given_id and may_lack_link(plan.given_id))
     is_listed = not unlinked
     while waiting:
-        fd = await _lock_index(files)
+        fd = await lock_index(files)
         try:
             if not is_listed:
-                stored |= await _ids_stored(files, unlinked)
+                call.found.stored |= await _ids_stored(files, unlinked)
                 is_listed = True
-            left = {i: p for i, p in waiting.items() if not _reserve_one(files, i, p, stored, located, now)}
+            while waiting and call.reserve(waiting[0]):
+                waiting.pop(0)
         finally:
-            _unlock(fd)
-        if left:
+            unlock(fd)
+        if waiting:
             # The lock is not held meanwhile: it may list.
-            located = await locate(files, left)
-            if _is_any_in_progress(files, located):
+            call.located = await locate(files, call.unsure)
+            if _is_any_in_progress(files, call.located):
                 # Another publish of the same id either stores a message or leaves nothing.
                 await asyncio.sleep(_LOCK_PAUSE)
-        waiting = left
-    return stored
+    return call.found
 
 
-def _reserve_one(files: QueueDir, message_id: str, plan: Plan, stored: set[str], located: Located, now: float) -> bool:
-    """Reserve one id, under the lock of names/. False: it must be located first, or is published now."""
-    status = read_status(files, message_id)
-    if status is not None and status.st_nlink > 1:
-        place = recorded_place(files, message_id, status.st_ino) or located.places.get(message_id)
-        if place is not None and place.directory != "tmp":
-            stored.add(message_id)
-            return True
-        if not is_unchanged(located.gone.get(message_id), status):
+def _order(plan: Plan) -> tuple[str, str]:
+    # The first one of a batch gets a key.
+    return (plan.key_mark[:21], "") if plan.key_mark else ("", plan.given_id or "")
+
+
+class _Reservation:
+    """One call of `reserve_ids`. Its methods need the lock of names/."""
+
+    def __init__(self, files: QueueDir, now: float) -> None:
+        self._files = files
+        self._now = now
+        self.found = Reserved(set(), {})
+        self.located = Located({}, {})
+        # The ids to locate before the next attempt.
+        self.unsure: set[str] = set()
+        # The messages of this call that have keys, by the names of the keys' symlinks.
+        self._own: dict[str, str] = {}
+
+    def reserve(self, plan: Plan) -> bool:
+        """Reserve one id and its key, or find that another message has one of them. False: an id must be located."""
+        message_id = plan.given_id
+        assert message_id is not None
+        self.unsure.clear()
+        if not self._check_id(message_id):
+            self.unsure.add(message_id)
+        elif message_id not in self.found.stored and plan.key_mark:
+            self._check_key(plan, message_id)
+        if self.unsure:
             return False
-    if status is not None:
-        _free(files, message_id)
-    if message_id in stored:
+        if not self.found.has(message_id):
+            self._link(plan, message_id)
         return True
-    if is_held(files, message_id, now):
-        stored.add(message_id)
+
+    def _check_id(self, message_id: str) -> bool:
+        """Find out whether an id is stored or held. False: it must be located first, or is published now."""
+        files, stored = self._files, self.found.stored
+        status = read_status(files, message_id)
+        if status is not None and status.st_nlink > 1:
+            place = recorded_place(files, message_id, status.st_ino) or self.located.places.get(message_id)
+            if place is not None and place.directory != "tmp":
+                stored.add(message_id)
+                return True
+            if not is_unchanged(self.located.gone.get(message_id), status):
+                return False
+        if status is not None:
+            _free(files, message_id)
+        if message_id not in stored and is_held(files, message_id, self._now):
+            stored.add(message_id)
         return True
-    index = index_name(message_id)
-    try:
-        link_file(plan.temporary, index, files.tmp, files.names)
-    except OSError:
-        # A lost reply: the link exists although an error was reported.
-        if find_inode(index, files.names) != os.fstat(plan.fd).st_ino:
-            raise
-    record_place(files, message_id, Place("delay" if plan.delayed else "queue", plan.name))
-    return True
+
+    def _check_key(self, plan: Plan, message_id: str) -> None:
+        """Find out whether another message has the key."""
+        files, mark = self._files, plan.key_mark
+        holder = self._own.get(key_link_name(mark))
+        if holder is None:
+            holder = holder_of(files, mark)
+            state = Holder.VOID if holder is None else state_of(files, holder, mark, self.located)
+            if holder is None or state is Holder.VOID:
+                return
+            if state is Holder.UNSURE:
+                self.unsure.add(holder)
+                return
+        self.found.instead[message_id] = holder
+
+    def _link(self, plan: Plan, message_id: str) -> None:
+        files, index = self._files, index_name(message_id)
+        if plan.unique_key is not None:
+            # The key is void until the message is visible.
+            keep_key(files, message_id, plan.unique_key, plan.key_mark)
+            self._own[key_link_name(plan.key_mark)] = message_id
+        try:
+            link_file(plan.temporary, index, files.tmp, files.names)
+        except OSError:
+            # A lost reply: the link exists although an error was reported.
+            if find_inode(index, files.names) != os.fstat(plan.fd).st_ino:
+                raise
+        record_place(files, message_id, Place("delay" if plan.delayed else "queue", plan.name))
 
 
 def _is_any_in_progress(files: QueueDir, located: Located) -> bool:
@@ -195,7 +317,7 @@ def _is_any_in_progress(files: QueueDir, located: Located) -> bool:
     return found
 
 
-async def _lock_index(files: QueueDir) -> int:
+async def lock_index(files: QueueDir) -> int:
     """Lock the given ids between processes; it is held for microseconds, and for one listing."""
     while (fd := _try_lock(files)) is None:
         await asyncio.sleep(_LOCK_PAUSE)

@@ -29,7 +29,8 @@ from qworker_file import foreign
 from qworker_file.foreign import ClaimResult
 from qworker_file.holds import keep_hold
 from qworker_file.layout import QueueDir
-from qworker_file.names import MAX_OWN, Item, byte_length, delay_name, given_id, lease_name, parse_item
+from qworker_file.names import MAX_OWN, Item, byte_length, delay_name, given_id, lease_name, parse_item, started_item
+from qworker_file.unique_keys import key_of
 
 __all__ = ["ExpiryClock", "FileLease", "claim", "extend", "make_lease", "read_large_body", "try_rename"]
 
@@ -160,6 +161,8 @@ def _claim_open(
             return ClaimResult.BUSY
     if parsed is None or byte_length(item) > MAX_OWN:
         item, parsed = foreign.give_own_name(files, item, parsed)
+    # If its unique key is free from now on, this rename frees it.
+    item = started_item(item)
     path = item + suffix
     if not try_rename(name, path, source, files.lease, fd):
         return ClaimResult.GONE
@@ -212,6 +215,7 @@ def make_lease(
 ) -> FileLease:
     """Make the lease of a file that is open."""
     enqueued_at = status.st_mtime if parsed.enqueued_at is None else parsed.enqueued_at
+    key, unique = key_of(files, item)
     message = Message(
         id=parsed.id,
         queue=files.name,
@@ -219,6 +223,8 @@ def make_lease(
         tries=parsed.tries,
         deaths=parsed.deaths,
         enqueued_at=enqueued_at,
+        unique_key=key,
+        unique=unique,
         priority=parsed.priority,
         argv=parsed.arguments if not parsed.arguments else foreign.read_arguments(files, parsed),
     )

@@ -60,7 +60,7 @@ def _unlink(lease: FileLease) -> frozenset[int] | None:
     if not try_unlink(lease.path, files.lease):
         return None
     if lease.indexed:
-        remove_id(files, lease.message.id, lease.inode)
+        remove_id(files, lease.message.id, lease.inode, lease.item)
     return frozenset({files.lease})
 
 

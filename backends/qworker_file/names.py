@@ -8,12 +8,14 @@
 The first character of an item is its delimiter, which is also its priority: `_` is 0, `@ = ; ) ( & $ # !` are 1 to 9.
 So names sort in the order in which messages are leased. The first four fields are the message's id. An id of another
 form, chosen by its publisher, is in the host field after a `~`. Marks follow it, each after a comma: `h<end, ms>` is
-the end of its hold. Zeros in front of the tries count the deaths: `_003` are 3 tries with 2 deaths. Every program that
-reads the tries as a number skips them.
+the end of its hold, and `k<digest>` stands for its unique key. A letter follows that digest if the key is free from the
+first lease on: `s` before that lease, `x` from then on. Zeros in front of the tries count the deaths: `_003` are 3
+tries with 2 deaths. Every program that reads the tries as a number skips them.
 """
 
 from __future__ import annotations
 
+import base64
 import calendar
 import hashlib
 import os
@@ -37,6 +39,7 @@ __all__ = [
     "cancelled_name",
     "delay_name",
     "given_id",
+    "has_key",
     "hold_end_ms",
     "hold_name",
     "index_name",
@@ -45,8 +48,12 @@ __all__ = [
     "is_due_time",
     "is_generated_id",
     "item_name",
+    "key_link_name",
+    "key_mark",
+    "key_record_name",
     "lease_name",
     "make_alias",
+    "mark_in",
     "may_lack_link",
     "parse_delay",
     "parse_id",
@@ -56,6 +63,8 @@ __all__ = [
     "plain_item",
     "ready_names",
     "reason_name",
+    "restarted_item",
+    "started_item",
     "stem_for",
     "with_tries",
 ]
@@ -87,6 +96,10 @@ _CANCELLED = "~cancelled"
 # Marks follow a given id in the host field, each after a comma, which no id has. Unknown marks are kept as they are.
 _MARK = ","
 _HOLD = "h"
+_KEY = "k"
+# Characters of the digest of a unique key, after which its letters follow.
+_KEY_DIGEST = 20
+_FREE_WHEN_STARTED, _STARTED = "s", "x"
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -189,7 +202,7 @@ def _deaths(tries: str) -> int:
     return 0 if tries[0] != "0" else min(len(tries) - len(tries.lstrip("0")), int(tries))
 
 
-def stem_for(message_id: str, fresh: str, hold_end_ms: int | None = None) -> str:
+def stem_for(message_id: str, fresh: str, hold_end_ms: int | None = None, key_mark: str = "") -> str:
     """Return the first four fields for an id that its publisher chose.
 
     An id of the form of qworker's own ids is treated as any other: its time is not that of this publish, and would
@@ -199,11 +212,14 @@ def stem_for(message_id: str, fresh: str, hold_end_ms: int | None = None) -> str
         message_id: The id. It is checked here once more, because it becomes part of a path.
         fresh: A new stem, whose time the message gets.
         hold_end_ms: The end of its hold, in Unix milliseconds; None without one.
+        key_mark: The mark of its unique key; empty without one.
     """
     check_id(message_id)
     stamp, entropy, _ = fresh.split("_", 2)
     # Ids have no plus sign, and fields no underscore.
     marks = "" if hold_end_ms is None else f"{_MARK}{_HOLD}{hold_end_ms}"
+    if key_mark:
+        marks += _MARK + key_mark
     return f"{stamp}_{entropy}_0_{_GIVEN}{message_id.replace('_', '+')}{marks}"
 
 
@@ -363,12 +379,73 @@ def given_id(item: str) -> str | None:
 
 def hold_end_ms(item: str) -> int | None:
     """Return the end of an item's hold, in Unix milliseconds, or None if its name has none."""
-    if f"{_MARK}{_HOLD}" not in item or given_id(item) is None:
-        return None
-    for mark in item.split(item[0], 5)[4].split(_MARK)[1:]:
-        if mark[:1] == _HOLD and _number(mark[1:]):
+    for mark in _marks(item, _HOLD):
+        if _number(mark[1:]):
             return int(mark[1:])
     return None
+
+
+def _marks(item: str, kind: str) -> list[str]:
+    """Return the marks of a kind in an item's name."""
+    if f"{_MARK}{kind}" not in item or given_id(item) is None:
+        return []
+    return [mark for mark in item.split(item[0], 5)[4].split(_MARK)[1:] if mark[:1] == kind]
+
+
+# -- unique keys -----------------------------------------------------------------------------------------------------
+
+
+def key_mark(key: str, *, started: bool) -> str:
+    """Return the mark of a unique key.
+
+    Args:
+        key: The key.
+        started: Whether it is free from the first lease of its message on.
+    """
+    digest = hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+    text = base64.b32encode(digest).decode().lower()[:_KEY_DIGEST]
+    return f"{_KEY}{text}{_FREE_WHEN_STARTED if started else ''}"
+
+
+def mark_in(item: str) -> str | None:
+    """Return the mark of the unique key in an item's name, or None if it has none. Cheap if it has none."""
+    return next((mark for mark in _marks(item, _KEY) if len(mark) > _KEY_DIGEST), None)
+
+
+def has_key(item: str, mark: str) -> bool:
+    """Return whether an item that waits or is leased has the key of a mark."""
+    own = mark_in(item)
+    if own is None or own[: _KEY_DIGEST + 1] != mark[: _KEY_DIGEST + 1]:
+        return False
+    return _STARTED not in own[_KEY_DIGEST + 1 :]
+
+
+def started_item(item: str) -> str:
+    """Return the name of an item from its first lease on. It does not have a key any more that is free then."""
+    return _with_letter(item, _FREE_WHEN_STARTED, _STARTED)
+
+
+def restarted_item(item: str) -> str:
+    """Return the name of an item that waits for its first lease again."""
+    return _with_letter(item, _STARTED, _FREE_WHEN_STARTED)
+
+
+def _with_letter(item: str, letter: str, other: str) -> str:
+    mark = mark_in(item)
+    if mark is None or letter not in mark[_KEY_DIGEST + 1 :]:
+        return item
+    changed = mark[: _KEY_DIGEST + 1] + mark[_KEY_DIGEST + 1 :].replace(letter, other)
+    return item.replace(_MARK + mark, _MARK + changed, 1)
+
+
+def key_link_name(mark: str) -> str:
+    """Return the name in names/ of the symlink to the message that has the key of a mark."""
+    return f"key-{mark[1 : _KEY_DIGEST + 1]}"
+
+
+def key_record_name(message_id: str) -> str:
+    """Return the name in names/ of the record of a message's unique key."""
+    return "unique-" + _digest(message_id)
 
 
 def may_lack_link(message_id: str) -> bool:

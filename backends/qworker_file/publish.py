@@ -31,11 +31,19 @@ _TURN = 0.002
 
 
 class _Result(msgspec.Struct):
-    """The result of a publish: the ids of its drafts, and the names in queue/ and delay/, in order."""
+    """The result of a publish.
+
+    Attributes:
+        ids: The ids of its drafts.
+        ready: The names in queue/, in order.
+        delayed: The names in delay/, in order.
+        instead: The ids of the messages that have the unique keys of drafts, by the ids of these.
+    """
 
     ids: list[str]
     ready: list[str]
     delayed: list[str]
+    instead: dict[str, str]
 
 
 async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str]:
@@ -48,7 +56,7 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
     # If it was deleted, the first step will show that.
     opened = store.get_open(queue) or store.get_or_create(queue)
     while True:
-        result = _Result([], [], [])
+        result = _Result([], [], [], {})
         plans = store.planner.plan(drafts, result.ids)
         try:
             with opened.files:
@@ -64,7 +72,7 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
     opened.added(result.ready, result.delayed)
     if result.ready or result.delayed:
         store.notify(opened)
-    return result.ids
+    return [result.instead.get(each, each) for each in result.ids] if result.instead else result.ids
 
 
 async def _store_batch(store: Store, files: QueueDir, plans: list[Plan], result: _Result) -> None:
@@ -72,7 +80,7 @@ async def _store_batch(store: Store, files: QueueDir, plans: list[Plan], result:
     try:
         await _write(files, plans, keep_open=commit is not None)
         if any(plan.given_id is not None for plan in plans):
-            plans = await _exclude_stored(commit, files, plans, store.clock.time())
+            plans = await _exclude_stored(commit, files, plans, store.clock.time(), result.instead)
         if commit is not None:
             await sync_bodies(commit, [plan.fd for plan in plans])
     except BaseException:
@@ -107,16 +115,19 @@ async def _write(files: QueueDir, plans: list[Plan], *, keep_open: bool) -> None
             turn_ends = time.perf_counter() + _TURN
 
 
-async def _exclude_stored(commit: GroupCommit | None, files: QueueDir, plans: list[Plan], now: float) -> list[Plan]:
-    """Reserve the given ids. Discard and leave out the messages that are stored."""
-    stored = await reserve_ids(files, plans, now)
-    if not stored:
+async def _exclude_stored(
+    commit: GroupCommit | None, files: QueueDir, plans: list[Plan], now: float, instead: dict[str, str]
+) -> list[Plan]:
+    """Reserve the given ids and unique keys. Discard and leave out the messages that are stored."""
+    reserved = await reserve_ids(files, plans, now)
+    if not reserved.stored and not reserved.instead:
         return plans
-    _discard(files, [plan for plan in plans if plan.given_id in stored])
+    instead |= reserved.instead
+    _discard(files, [plan for plan in plans if reserved.has(plan.given_id)])
     if commit is not None:
         # Their publisher may not have made them durable yet, and this call reports that they are.
         await sync_names(commit, {files.queue, files.delay, files.names})
-    return [plan for plan in plans if plan.given_id not in stored]
+    return [plan for plan in plans if not reserved.has(plan.given_id)]
 
 
 async def _show(files: QueueDir, plans: list[Plan], result: _Result) -> None:

@@ -13,6 +13,7 @@ from qworker.errors import NotSupported
 from qworker.message import Draft
 from qworker.names import new_id, new_ids, to_message_id
 from qworker_file.names import MAX_OWN, byte_length, delay_name, item_name, stem_for
+from qworker_file.unique_keys import make_mark
 
 __all__ = ["Plan", "Planner"]
 
@@ -31,6 +32,8 @@ class Plan(msgspec.Struct, gc=False):
         name: Its name in queue/ or delay/.
         delayed: Whether it goes to delay/.
         given_id: The id, if its publisher chose it.
+        unique_key: Its unique key, if it has one.
+        key_mark: The mark of that key in the name.
         fd: A descriptor of the file. -1: not opened yet. -2: closed.
     """
 
@@ -39,6 +42,8 @@ class Plan(msgspec.Struct, gc=False):
     name: str
     delayed: bool
     given_id: str | None
+    unique_key: str | None = None
+    key_mark: str = ""
     fd: int = -1
 
 
@@ -84,18 +89,18 @@ class Planner:
 
     def _plan_one(self, draft: Draft, message_id: str | None, stem: str, now: float, ids: list[str]) -> Plan:
         dated = stem if draft.enqueued_at is None else self._stem_at(draft.enqueued_at)
-        own = dated
+        own, mark = dated, make_mark(draft)
         if message_id is None:
             ids.append(own)
         else:
-            own = stem_for(message_id, dated, int((now + draft.hold) * 1000) if draft.hold > 0 else None)
+            own = stem_for(message_id, dated, int((now + draft.hold) * 1000) if draft.hold > 0 else None, mark)
         name = self._name(own, draft)
         due = now + draft.delay if draft.due_at is None else draft.due_at
         # With tries, its name in queue/ would not be known to a search for its id.
         delayed = due > now or draft.tries > 0
         if delayed:
             name = delay_name(name, int(max(due, now) * 1000))
-        return Plan(draft.body, f"_{stem}_0", name, delayed, message_id)
+        return Plan(draft.body, f"_{stem}_0", name, delayed, message_id, draft.unique_key, mark)
 
     @staticmethod
     def _name(stem: str, draft: Draft) -> str:

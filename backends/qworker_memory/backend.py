@@ -13,6 +13,7 @@ from typing import ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend.deviations import check_draft
+from qworker.backend.unique_keys import give_ids, refuse_pending
 from qworker.cell import Cell, CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.failure_text import cancelled_text
@@ -115,13 +116,11 @@ class MemoryBackend(Backend):
         """Store messages."""
         check_queue(queue)
         check_bodies(drafts, self.max_body)
-        now = self._clock.time()
+        drafts = give_ids(drafts)
         for draft in drafts:
             check_draft(draft)
-        with self._store.lock:
-            content = self._store.get_or_create(queue)
-            ids = [content.publish(draft, now) for draft in drafts]
-        self._store.wake(queue)
+        ids = self._store.publish(queue, drafts, self._clock.time())
+        refuse_pending(drafts, ids)
         return ids
 
     # -- consuming ---------------------------------------------------------------------------------------------------
@@ -223,6 +222,7 @@ class MemoryBackend(Backend):
         with self._store.lock:
             content = self._store.queues.pop(queue, None)
             if content is not None:
+                content.free_keys()
                 for entry in content.in_state(State.LEASED):
                     content.lose(entry)
 
@@ -282,11 +282,13 @@ class MemoryBackend(Backend):
         """Make failed messages ready again."""
         selection.require_failed()
         with self._store.lock:
-            requeued = self._require(queue).requeue(selection)
+            requeued, refused = self._require(queue).requeue(selection)
             self._store.free_holds([failure_id(message_id) for message_id in requeued])
             count = len(requeued)
         if count:
             self._store.wake(queue)
+        if refused is not None:
+            raise refused
         return count
 
     async def remove(self, queue: str, selection: Selection) -> int:

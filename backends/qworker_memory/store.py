@@ -16,8 +16,9 @@ import msgspec
 import structlog
 
 from qworker import log_events as events
+from qworker.backend.unique_keys import held_error
 from qworker.cell import Cell, CellOp, CellReply, CellWatch
-from qworker.errors import QueueNotFound
+from qworker.errors import AlreadyEnqueued, QueueNotFound
 from qworker.failure_text import CANCELLED, code_of
 from qworker.history.memory import MemoryHistory
 from qworker.kit.browse import Chosen, Place, browse_rows
@@ -25,6 +26,7 @@ from qworker.kit.max_body import describe_too_large
 from qworker.message import (
     Cancelled,
     Draft,
+    KeyHolder,
     Lease,
     LostLease,
     Message,
@@ -37,6 +39,7 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import new_id, to_message_id
+from qworker.unique import Unique, debounced_due
 from qworker_memory.cells import MemoryCells
 
 __all__ = ["MemoryEntry", "MemoryQueue", "MemoryStore", "MemoryWaiter"]
@@ -73,6 +76,8 @@ class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
     error: str | None = None
     held_until: float = 0.0
     losses: list[LostLease] | None = None
+    # Whether it does not have its unique key any more, because it has started.
+    is_key_free: bool = False
 
     def row(self) -> _Row:
         """Return its row in the heap of its state."""
@@ -109,11 +114,13 @@ class MemoryQueue:
     An entry that leaves a state leaves its row in the heap. A row counts only if the entry still has that row.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, app_keys: dict[str, tuple[str, str]] | None = None) -> None:
         self.name = name
         self.entries: dict[str, MemoryEntry] = {}
-        # The ids of the ready, delayed and leased messages that have a unique key, by the key.
-        self.pending_keys: dict[str, str] = {}
+        # The queue and the id of each ready, delayed or leased message that has a unique key, by the key: of the keys
+        # that count in this queue, and of those that count in all queues of the store.
+        self.pending_keys: dict[str, tuple[str, str]] = {}
+        self.app_keys = {} if app_keys is None else app_keys
         self.heaps: dict[State, list[_Row]] = {State.READY: [], State.DELAYED: [], State.LEASED: []}
         # The ends of holds by id, in Unix seconds. As in a directory, the first lease makes a hold.
         self.holds: dict[str, float] = {}
@@ -134,8 +141,12 @@ class MemoryQueue:
             # Most rows are old. Without this step, a heap would grow with each extension of a lease.
             self.heaps[state] = [other.row() for other in self.entries.values() if other.state is state]
             heapq.heapify(self.heaps[state])
-        if entry.message.unique_key is not None:
-            self.pending_keys.setdefault(entry.message.unique_key, entry.message.id)
+        key = entry.message.unique_key
+        if key is not None and not entry.is_key_free:
+            self._keys(entry.message.unique).setdefault(key, (self.name, entry.message.id))
+
+    def _keys(self, unique: Unique | None) -> dict[str, tuple[str, str]]:
+        return self.app_keys if unique is not None and unique.scope == "app" else self.pending_keys
 
     def remove(self, entry: MemoryEntry) -> None:
         """Delete an entry."""
@@ -150,10 +161,16 @@ class MemoryQueue:
         if losses is not None:
             losses.append(LostLease(entry.message.id, entry.token, cancelled))
 
+    def free_keys(self) -> None:
+        """Free the keys of all messages: the queue is deleted."""
+        for entry in self.entries.values():
+            self._free_key(entry)
+
     def _free_key(self, entry: MemoryEntry) -> None:
         key = entry.message.unique_key
-        if key is not None and self.pending_keys.get(key) == entry.message.id:
-            del self.pending_keys[key]
+        keys = self._keys(entry.message.unique)
+        if key is not None and keys.get(key) == (self.name, entry.message.id):
+            del keys[key]
 
     def first(self, state: State) -> MemoryEntry | None:
         """Return the first entry of a state; None if there is none."""
@@ -194,8 +211,44 @@ class MemoryQueue:
         message_id = new_id() if draft.id is None else to_message_id(draft.id)
         if message_id in self.entries or self.holds.get(message_id, 0.0) > now:
             return message_id
-        if draft.unique_key is not None and draft.unique_key in self.pending_keys:
-            return self.pending_keys[draft.unique_key]
+        if draft.unique_key is not None:
+            holder = self._keys(draft.unique).get(draft.unique_key)
+            if holder is not None:
+                stored = self._meet(draft, holder, now)
+                if stored is not None:
+                    return stored
+        return self._store(draft, message_id, now)
+
+    def _meet(self, draft: Draft, holder: tuple[str, str], now: float) -> str | None:
+        """Do what a draft wants with the message that has its key. None: it is stored, and has the key from now on."""
+        queue, message_id = holder
+        if draft.unique is None or not draft.unique.replaces:
+            return message_id if queue == self.name else KeyHolder(message_id, queue)
+        entry = self.entries[message_id]
+        if entry.state is State.LEASED:
+            self._free_key(entry)
+            # It does not take the key again, whatever becomes of it.
+            entry.is_key_free = True
+            return None
+        self._replace(entry, draft, draft.unique, now)
+        return message_id
+
+    def _replace(self, entry: MemoryEntry, draft: Draft, unique: Unique, now: float) -> None:
+        entry.message = msgspec.structs.replace(
+            entry.message,
+            body=draft.body,
+            priority=draft.priority,
+            unique=unique.stored(),
+            argv=draft.argv,
+            fields=draft.fields,
+            tries=0,
+            deaths=0,
+        )
+        entry.error = None
+        due = _due(draft, now, entry.message.enqueued_at)
+        self.put(entry, *((State.DELAYED, due) if due > now else (State.READY,)))
+
+    def _store(self, draft: Draft, message_id: str, now: float) -> str:
         message = Message(
             id=message_id,
             queue=self.name,
@@ -204,13 +257,14 @@ class MemoryQueue:
             enqueued_at=now if draft.enqueued_at is None else draft.enqueued_at,
             priority=draft.priority,
             unique_key=draft.unique_key,
+            unique=None if draft.unique is None else draft.unique.stored(),
             argv=draft.argv,
             fields=draft.fields,
         )
         entry = self.entries[message_id] = MemoryEntry(message=message, state=State.READY, order=self.next_order)
         entry.held_until = now + draft.hold
         self.next_order += 1
-        due = now + draft.delay if draft.due_at is None else draft.due_at
+        due = _due(draft, now, now)
         if due > now:
             self.put(entry, State.DELAYED, due)
         else:
@@ -238,6 +292,9 @@ class MemoryQueue:
             entry.losses = losses
             if entry.held_until > now:
                 self.holds[entry.message.id] = entry.held_until
+            if entry.message.unique is not None and entry.message.unique.until == "started":
+                self._free_key(entry)
+                entry.is_key_free = True
             self.put(entry, State.LEASED, expires_at)
             leases.append(Lease(message=entry.message, token=entry.token, expires_at=expires_at))
         return leases
@@ -303,14 +360,24 @@ class MemoryQueue:
             retention=retention,
         )
 
-    def requeue(self, selection: Selection) -> list[str]:
-        """Make failed messages ready again and return their ids."""
-        chosen = [entry for entry in self.select(selection) if entry.state is State.FAILED]
-        for entry in chosen:
+    def requeue(self, selection: Selection) -> tuple[list[str], AlreadyEnqueued | None]:
+        """Make failed messages ready again and return their ids, and the refusal of one whose key is held."""
+        moved: list[str] = []
+        refused: AlreadyEnqueued | None = None
+        for entry in self.select(selection):
+            if entry.state is not State.FAILED:
+                continue
+            key = entry.message.unique_key
+            holder = None if key is None else self._keys(entry.message.unique).get(key)
+            if key is not None and holder is not None:
+                refused = refused or held_error(key, holder[1])
+                continue
             entry.error = None
+            entry.is_key_free = False
             entry.message = msgspec.structs.replace(entry.message, tries=0, deaths=0)
             self.put(entry, State.READY)
-        return [entry.message.id for entry in chosen]
+            moved.append(entry.message.id)
+        return moved, refused
 
     def cancel(self, selection: Selection, reason: str, now: float, only: Mapping[str, Cell]) -> list[Cancelled]:
         """Move waiting and leased messages to failed, and return what was found."""
@@ -329,14 +396,36 @@ class MemoryQueue:
         return found
 
 
+def _due(draft: Draft, now: float, first: float) -> float:
+    """Return when a draft is due.
+
+    Args:
+        draft: The draft.
+        now: The time, in Unix seconds.
+        first: When the first call with its unique key was published.
+    """
+    if draft.unique is not None and draft.unique.again == "debounce":
+        return debounced_due(draft.unique, now, first)
+    return now + draft.delay if draft.due_at is None else draft.due_at
+
+
 class MemoryStore:
     """The queues of one name, and the calls of `wait` that wait for them."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.queues: dict[str, MemoryQueue] = {}
+        self.app_keys: dict[str, tuple[str, str]] = {}
         self.waiters: set[MemoryWaiter] = set()
         self.history = MemoryHistory()
+
+    def publish(self, queue: str, drafts: Sequence[Draft], now: float) -> list[str]:
+        """Store messages and wake the calls that wait for them."""
+        with self.lock:
+            content = self.get_or_create(queue)
+            ids = [content.publish(draft, now) for draft in drafts]
+        self.wake(queue)
+        return ids
 
     def free_holds(self, ids: Sequence[str]) -> None:
         """End the holds of ids in every queue."""
@@ -352,7 +441,7 @@ class MemoryStore:
         """Return a queue. Create it if it does not exist."""
         content = self.queues.get(queue)
         if content is None:
-            content = self.queues[queue] = MemoryQueue(queue)
+            content = self.queues[queue] = MemoryQueue(queue, self.app_keys)
         return content
 
     def require(self, queue: str, now: float) -> MemoryQueue:

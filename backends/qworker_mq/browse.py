@@ -94,7 +94,7 @@ class Browser:
                 if number % 50 == 49:
                     await asyncio.sleep(0)
 
-        return await find_each([one for one in ids if is_usable_id(one)], find_once)
+        return await find_each([str(one) for one in ids if is_usable_id(one)], find_once)
 
     # -- locations -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from qworker.backend.unique_keys import held_error
 from qworker.cell import Cell
 from qworker.errors import InvalidName, QueueNotFound
 from qworker.message import (
@@ -18,7 +19,7 @@ from qworker.message import (
 from qworker.names import check_existing_queue, failure_id
 from qworker_redis.bulk import delete_staged
 from qworker_redis.cells import member_of
-from qworker_redis.codec import encode_text, read_enqueued_at
+from qworker_redis.codec import decode_key, encode_text, read_enqueued_at
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
@@ -78,16 +79,32 @@ async def read_rows(pool: ConnectionPool, name: str, queue: str, arguments: Sequ
     return reply
 
 
-async def _count(pool: ConnectionPool, name: str, queue: str, arguments: Sequence[Argument]) -> int:
+async def _count(
+    pool: ConnectionPool,
+    name: str,
+    queue: str,
+    arguments: Sequence[Argument],
+    held: dict[bytes, bytes] | None = None,
+) -> int:
     """Run a script and return its count, or `_ONLY_REMAINS`: there was something to delete, but no message.
+
+    Args:
+        pool: The connections of the backend.
+        name: The name of the script.
+        queue: Name of the queue.
+        arguments: Its arguments.
+        held: Receives the unique keys for which the script changed nothing, and the ids of the messages that have them.
 
     Raises:
         QueueNotFound: The count is -1, which says that the queue does not exist.
     """
-    count = cast("int", await pool.run_script(name, check_existing_queue(queue), arguments))
+    reply: Any = await pool.run_script(name, check_existing_queue(queue), arguments)
+    count, *keys = reply if isinstance(reply, list) else [reply]
+    if held is not None:
+        held.update(zip(keys[::2], keys[1::2], strict=True))
     if count == _NO_QUEUE:
         raise QueueNotFound(queue)
-    return count
+    return cast("int", count)
 
 
 async def read_stats(pool: ConnectionPool, queue: str, retention: Mapping[str, str]) -> QueueStats:
@@ -140,10 +157,28 @@ async def set_paused(pool: ConnectionPool, queue: str, paused: bool) -> None:
 async def requeue(
     pool: ConnectionPool, queue: str, selection: Selection, stats: Callable[[str], Awaitable[QueueStats]]
 ) -> int:
-    """Make failed messages ready again, with tries 0."""
+    """Make failed messages ready again, with tries 0.
+
+    Raises:
+        AlreadyEnqueued: Another message has the unique key of one of them. The others are ready.
+    """
     selection.require_failed()
+    held: dict[bytes, bytes] = {}
+    count = await _requeue(pool, queue, selection, stats, held)
+    for key, holder in held.items():
+        raise held_error(decode_key(key), holder.decode())
+    return count
+
+
+async def _requeue(
+    pool: ConnectionPool,
+    queue: str,
+    selection: Selection,
+    stats: Callable[[str], Awaitable[QueueStats]],
+    held: dict[bytes, bytes],
+) -> int:
     if selection.state is not None:
-        return await _count_all(pool, "requeue", queue, (), (await stats(queue)).failed)
+        return await _count_all(pool, "requeue", queue, (), (await stats(queue)).failed, held)
     if selection.ids is not None:
         # Without an id the script would requeue the oldest messages.
         calls: list[tuple[Argument, ...]] = [
@@ -153,7 +188,7 @@ async def requeue(
         calls = [("unchanged", *ids_and_times(batch)) for batch in in_batches(selection.unchanged or ())]
     if not calls:
         await read_rows(pool, "stats", queue, ())
-    return sum([await _count(pool, "requeue", queue, call) for call in calls])
+    return sum([await _count(pool, "requeue", queue, call, held) for call in calls])
 
 
 async def free_report_holds(pool: ConnectionPool, queues: Sequence[str], queue: str, selection: Selection) -> None:
@@ -222,11 +257,18 @@ async def remove(
     return await _count_all(pool, "remove", queue, (state.value,), count)
 
 
-async def _count_all(pool: ConnectionPool, name: str, queue: str, arguments: tuple[Argument, ...], there: int) -> int:
+async def _count_all(
+    pool: ConnectionPool,
+    name: str,
+    queue: str,
+    arguments: tuple[Argument, ...],
+    there: int,
+    held: dict[bytes, bytes] | None = None,
+) -> int:
     """Let a script take the present messages, in batches. Later messages may stay, or this might never end."""
     total = 0
     while total < there:
-        count = await _count(pool, name, queue, (*arguments, min(there - total, BATCH)))
+        count = await _count(pool, name, queue, (*arguments, min(there - total, BATCH)), held)
         if not count:
             break
         if count != _ONLY_REMAINS:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
 from qworker.backend import Backend
+from qworker.backend.unique_keys import give_ids, refuse_pending
 from qworker.cell import Cell, CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.failure_text import cancelled_text
@@ -72,6 +73,8 @@ class RedisBackend(Backend):
         remote_leases: Whether leases outlive this process.
     """
 
+    deviations: ClassVar[Mapping[str, str]] = {"unique_app": "the keys of a queue are in one hash slot"}
+
     def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._store = store = RedisStore(options, NATIVE, clock)
         self._pool = store.pool
@@ -129,7 +132,10 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        return await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), drafts)))
+        drafts = give_ids(drafts, "redis", self.deviations)
+        ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), drafts)))
+        refuse_pending(drafts, ids)
+        return ids
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

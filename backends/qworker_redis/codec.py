@@ -10,16 +10,22 @@ from qworker.backend.deviations import check_draft
 from qworker.errors import BackendError
 from qworker.message import Draft, Message
 from qworker.names import check_key
+from qworker.unique import Unique, float_of
 
-__all__ = ["GIVEN_ID", "PlainDraft", "decode", "encode", "encode_text", "mark_given", "read_enqueued_at"]
+__all__ = ["GIVEN_ID", "PlainDraft", "decode", "decode_key", "encode", "encode_text", "mark_given", "read_enqueued_at"]
 
 # Tries, order in microseconds, priority, flags. The scripts put the first two in front of the value from `encode`.
 _HEAD = struct.Struct(">HQBB")
 # Tries, delay and due time in microseconds, priority; then the hold, if there is one, and the key.
 _SPECIAL = struct.Struct(">HQQB")
-# Added to the priority if the time for which the id stays taken is next, and if the id was given.
+# Added to the priority if the time for which the id stays taken is next, if the id was given, and if the options of the
+# unique key are next: what is done if a waiting message has it, and two times in microseconds.
 _HOLD = 128
 _GIVEN = 64
+_UNIQUE = 32
+_OPTIONS = struct.Struct(">BQQ")
+_AGAIN = {"keep": 0, "error": 0, "replace": 1, "debounce": 2}
+_STARTED = 4
 _KEY, _MORE = 1, 2
 # In place of the properties of a message that has nothing unusual but an id that was given.
 GIVEN_ID = b"i"
@@ -39,8 +45,11 @@ class _Extra(msgspec.Struct, array_like=True):
     # Other programs may have written them, so they need not be UTF-8.
     arguments: tuple[bytes, ...] = ()
     fields: dict[str, str] | None = None
+    # `s` if the unique key is free from the first lease on.
+    until: str = ""
 
 
+_STARTS = Unique(until="started")
 _encoder = msgspec.msgpack.Encoder()
 _extra_decoder = msgspec.msgpack.Decoder(_Extra)
 
@@ -85,7 +94,19 @@ def _special(draft: Draft) -> bytes:
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
     hold = _HOLD_TIME.pack(int(draft.hold * 1e6)) if draft.hold > 0 else b""
     priority = draft.priority + (_HOLD if hold else 0)
-    return _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, priority) + hold + key
+    options = b"" if draft.unique is None else _options(draft.unique)
+    if options:
+        priority += _UNIQUE
+    return _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, priority) + hold + options + key
+
+
+def _options(unique: Unique) -> bytes:
+    """Return the options of a unique key; empty if they are the usual ones."""
+    again = _AGAIN[unique.again] + (_STARTED if unique.until == "started" else 0)
+    if not again:
+        return b""
+    most = 0 if unique.at_most is None else int(float_of(unique.at_most) * 1e6)
+    return _OPTIONS.pack(again, int(float_of(unique.wait) * 1e6), most)
 
 
 def _rest(draft: Draft) -> bytes:
@@ -94,11 +115,12 @@ def _rest(draft: Draft) -> bytes:
         flags |= _KEY
         key = draft.unique_key.encode(errors="surrogateescape")
         parts = bytes((len(key),)) + key
-    if draft.enqueued_at is not None or draft.argv or draft.fields is not None:
+    until = "s" if draft.unique is not None and draft.unique.until == "started" else ""
+    if draft.enqueued_at is not None or draft.argv or draft.fields is not None or until:
         flags |= _MORE
         fields = None if draft.fields is None else dict(draft.fields)
         arguments = tuple(argument.encode(errors="surrogateescape") for argument in draft.argv)
-        extra = _encoder.encode(_Extra(draft.enqueued_at, arguments, fields))
+        extra = _encoder.encode(_Extra(draft.enqueued_at, arguments, fields, until))
         parts += _EXTRA_LENGTH.pack(len(extra)) + extra
     return bytes((draft.priority, flags)) + parts + draft.body
 
@@ -126,6 +148,7 @@ def decode(queue: str, message_id: str, value: bytes) -> Message:
         enqueued_at=order / 1e6 if extra.enqueued_at is None else extra.enqueued_at,
         priority=priority,
         unique_key=key,
+        unique=_STARTS if extra.until else None,
         argv=tuple(argument.decode(errors="surrogateescape") for argument in extra.arguments),
         fields=extra.fields,
         deaths=flags >> _DEATHS_SHIFT,
@@ -144,6 +167,11 @@ def _parts(value: bytes, flags: int) -> tuple[str | None, _Extra, bytes]:
         extra = _extra_decoder.decode(value[at : at + length])
         at += length
     return key, extra, value[at:]
+
+
+def decode_key(key: bytes) -> str:
+    """Decode a unique key."""
+    return key.decode(errors="surrogateescape")
 
 
 def encode_text(text: str) -> bytes:

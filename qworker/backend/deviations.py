@@ -8,6 +8,7 @@ from typing import NoReturn
 from qworker.cell import CellWatch
 from qworker.errors import NotSupported, UsageError
 from qworker.message import Draft
+from qworker.unique import Unique
 from qworker.validation import check_whole
 
 __all__ = ["check_draft", "check_hold", "no_cells", "refuse_cancel", "refuse_unsupported", "refuse_watches"]
@@ -16,6 +17,8 @@ __all__ = ["check_draft", "check_hold", "no_cells", "refuse_cancel", "refuse_uns
 _ASKED = {
     "priority": ("priorities", "publish without one, or use another queue for urgent messages"),
     "unique_key": ("unique keys", "publish without one, or use redis:"),
+    "unique_replace": ('again="replace" and again="debounce"', 'use again="keep", or use redis:'),
+    "unique_app": ('unique keys with scope="app"', 'use scope="queue"'),
     "given_ids": ("given ids", "publish without an id"),
     "hold": ("holds", "publish without one, or use redis: or file:"),
     "fields": ("fields", "put them into the body"),
@@ -74,8 +77,8 @@ def refuse_unsupported(
         if draft.priority:
             _refuse("priority", scheme, deviations)
             check_draft(draft)
-        if draft.unique_key is not None:
-            _refuse("unique_key", scheme, deviations)
+        if draft.unique_key is not None or draft.unique is not None:
+            _refuse_key(draft.unique, scheme, deviations)
         if draft.id is not None and (takes_id is None or not takes_id(draft.id)):
             _refuse("given_ids", scheme, deviations)
         if draft.hold > 0:
@@ -89,6 +92,16 @@ def refuse_unsupported(
             _refuse("delay", scheme, deviations)
         if not draft.body:
             _refuse("empty_bodies", scheme, deviations)
+
+
+def _refuse_key(unique: Unique | None, scheme: str, deviations: Mapping[str, str]) -> None:
+    _refuse("unique_key", scheme, deviations)
+    if unique is None:
+        return
+    if unique.replaces:
+        _refuse("unique_replace", scheme, deviations)
+    if unique.scope == "app":
+        _refuse("unique_app", scheme, deviations)
 
 
 def _refuse(rule: str, scheme: str, deviations: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ import click
 from qworker.app import Tasks
 from qworker.cli.options import URLCommand, json_option, run
 from qworker.cli.output import echo, print_json
-from qworker.errors import JobError, UsageError
+from qworker.errors import JobError, JobFailed, UsageError
 from qworker.jobs.status import Status
 from qworker.names import check_existing_queue
 
@@ -22,7 +22,9 @@ _EXIT_NO_VALUE = 1
 @click.argument("url")
 @click.argument("queue", type=check_existing_queue)
 @click.argument("id")
-@click.option("--wait", is_flag=True, help="Wait until the job has ended, and print its result as JSON.")
+@click.option(
+    "--wait", is_flag=True, help="Wait until the job has ended, and print its result as JSON. With --json, also its id."
+)
 @click.option("--cancel", is_flag=True, help="Cancel the job: its message fails with the code cancelled.")
 @json_option
 def command(url: str, queue: str, id: str, wait: bool, cancel: bool, json: bool) -> int:  # noqa: A002
@@ -40,7 +42,7 @@ def command(url: str, queue: str, id: str, wait: bool, cancel: bool, json: bool)
         raise UsageError("--wait and --cancel cannot be combined")
     if cancel:
         return _cancel(url, queue, id, json)
-    return _wait(url, queue, id) if wait else _show(url, queue, id, json)
+    return _wait(url, queue, id, json) if wait else _show(url, queue, id, json)
 
 
 def _show(url: str, queue: str, message_id: str, json: bool) -> int:
@@ -68,16 +70,20 @@ def _lines(status: Status) -> list[str]:
     return lines
 
 
-def _wait(url: str, queue: str, message_id: str) -> int:
+def _wait(url: str, queue: str, message_id: str, json: bool) -> int:
     async def wait() -> object:
         return await Tasks(url).job(message_id, queue).result()
 
     try:
         value = run(wait())
     except JobError as error:
-        echo(f"qworker: {error}", err=True)
+        if json:
+            code = error.code if isinstance(error, JobFailed) else None
+            print_json({"id": message_id, "queue": queue, "error": str(error), "code": code})
+        else:
+            echo(f"qworker: {error}", err=True)
         return _EXIT_NO_VALUE
-    print_json(value)
+    print_json({"id": message_id, "queue": queue, "result": value} if json else value)
     return 0
 
 

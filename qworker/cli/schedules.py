@@ -113,7 +113,9 @@ def command(
     else:
         said = run(_change(url, name, _ACTIONS[action]))
     if json:
-        print_json({"schedule": name, "action": action})
+        # A run out of turn says the id of its message.
+        more = {"id": said.rpartition(" ")[2]} if action == "run" else {}
+        print_json({"schedule": name, "action": action, **more})
     else:
         echo(f"{name} {said}")
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import click
+import msgspec
 
 from qworker.backend.each_queue import count_queues
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
 from qworker.cli.output import echo, format_seconds, print_json, print_problems, print_table
+from qworker.jobs.kept import MOST_COUNTED, count_kept
 from qworker.message import QueueStats
-from qworker.names import check_existing_queue
+from qworker.names import check_existing_queue, counted
 
 __all__ = ["command"]
+
+_NOUNS = {
+    "schedules": "schedule",
+    "results": "result",
+    "progress": "progress report",
+    "cancels": "unfinished cancel",
+}
 
 
 @click.command("stats", cls=URLCommand)
@@ -24,25 +33,36 @@ def command(url: str, queue: str | None, json: bool) -> None:
     again, and is kept for `qworker requeue`. done: acked and still kept. oldest: how long the oldest ready message has
     waited. If a queue cannot be used, the reason is on standard error.
 
+    For one queue, also kept: schedules, the results and the progress of jobs, and cancels that are not finished. At
+    most 1,000 of each are counted.
+
     \b
     Examples:
       qworker stats file://./spool
       qworker stats file://./spool thumbs --json
     """
-    found = run(_stats(url, queue))
+    found, kept = run(_stats(url, queue))
     if json:
-        print_json(found[0] if queue is not None else found)
+        more = {"kept": kept} if kept else {}
+        print_json(msgspec.to_builtins(found[0]) | more if queue is not None else found)
     elif found:
         _show(found, queue is not None)
+        if kept:
+            echo("also kept: " + ", ".join(_kept(word, count) for word, count in kept.items()))
     else:
         echo("no queues yet: `qworker run`, `enqueue` or `create` creates them")
 
 
-async def _stats(url: str, queue: str | None) -> list[QueueStats]:
+async def _stats(url: str, queue: str | None) -> tuple[list[QueueStats], dict[str, int]]:
     async with backend_from_url(url) as backend:
         if queue is not None:
-            return [await backend.stats(queue)]
-        return await count_queues(backend, await backend.queues())
+            return [await backend.stats(queue)], await count_kept(backend, queue)
+        return await count_queues(backend, await backend.queues()), {}
+
+
+def _kept(word: str, count: int) -> str:
+    what = counted(count, _NOUNS[word])
+    return f"{what} or more" if count == MOST_COUNTED else what
 
 
 def _show(found: list[QueueStats], one: bool) -> None:

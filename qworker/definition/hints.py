@@ -34,6 +34,7 @@ _TASK_OPTIONS = frozenset(
         "result",
         "hooks",
         "on_failure",
+        "unique",
     }
 )
 _CALL_OPTIONS = frozenset(
@@ -51,6 +52,7 @@ _CALL_OPTIONS = frozenset(
         "max_tries",
         "expires",
         "validate",
+        "unique",
     }
 )
 
@@ -84,7 +86,7 @@ _OPTIONS: dict[str, tuple[str, str]] = {
         ("retry", "a Backoff(initial=..., maximum=...), Delays(...) or a time"),
     ),
     **dict.fromkeys(("job_id", "_job_id", "task_id", "message_id"), ("id", "")),
-    **dict.fromkeys(("unique", "queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),
+    **dict.fromkeys(("queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),
     **dict.fromkeys(("autoretry_for", "retry_when"), ("retry_on", "a tuple of exception classes")),
     **dict.fromkeys(("dont_autoretry_for", "throws"), ("fail_on", "a tuple of exception classes")),
     **dict.fromkeys(("actor_name", "task_name"), ("name", "")),

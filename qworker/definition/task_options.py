@@ -14,6 +14,7 @@ from qworker.duration import Moment, Seconds
 from qworker.errors import UsageError
 from qworker.names import check_existing_queue, check_key, to_message_id
 from qworker.retry import MOST_DELAY, Retries
+from qworker.unique import Unique
 from qworker.validation import check_flag, check_headers, check_seconds, check_text, check_whole, number_of, shown
 
 __all__ = [
@@ -24,13 +25,18 @@ __all__ = [
     "call_options",
     "check_max_tries",
     "check_result",
+    "check_unique",
+    "needs_of",
     "sent_options",
+    "unique_option",
 ]
 
 DEFAULT_MAX_TRIES = 5
 
 # Options that not every store supports.
-NeedyOption: TypeAlias = Literal["result=", "max_tries=None"]
+NeedyOption: TypeAlias = Literal[
+    "result=", "max_tries=None", "unique=", "unique=Unique(again=...)", 'unique=Unique(scope="app")'
+]
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +52,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         priority: 0 to 9 (first), for calls without their own priority.
         hold: Seconds from the enqueue for which the id of a call stays taken, for calls that have an id.
         result: Seconds for which the result of a call is kept, from the end of the call. None: it is not kept.
+        unique: The unique key of its calls, for calls without their own key. None: they have none.
 
     Raises:
         UsageError: An option has the wrong type or is out of range.
@@ -59,6 +66,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     hold: float = 0.0
     result: float | None = None
+    unique: Unique | None = None
 
     def __post_init__(self) -> None:
         check_existing_queue(check_text("queue", self.queue))
@@ -73,12 +81,26 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "hold", check_seconds("hold", self.hold, most=MOST_DELAY))
         if self.result is not None:
             msgspec.structs.force_setattr(self, "result", check_result(self.result))
+        if self.unique is not None:
+            check_unique(self.unique)
 
     @property
     def needs(self) -> list[NeedyOption]:
         """The options that not every store supports."""
         needs: list[NeedyOption] = [] if self.result is None else ["result="]
+        if self.unique is not None:
+            needs += needs_of(self.unique)
         return needs if self.max_tries is not None else [*needs, "max_tries=None"]
+
+
+def needs_of(unique: Unique) -> list[NeedyOption]:
+    """Return the options of a unique key that not every store supports."""
+    needs: list[NeedyOption] = ["unique="]
+    if unique.replaces:
+        needs.append("unique=Unique(again=...)")
+    if unique.scope == "app":
+        needs.append('unique=Unique(scope="app")')
+    return needs
 
 
 def check_max_tries(given: Any) -> int | None:
@@ -104,6 +126,32 @@ def check_result(given: Any) -> float:
     if given is True:
         raise UsageError("result must be the time for which the result is kept: write result=3600 (got True)")
     return check_seconds("result", given, positive=True, most=MOST_DELAY)
+
+
+def check_unique(given: Any) -> Unique:
+    """Return the options of a unique key.
+
+    Raises:
+        UsageError: They are not options of a unique key, or name no key.
+    """
+    if not isinstance(given, Unique):
+        raise UsageError(f'unique must be a Unique, such as Unique(by=("user",)) (got {shown(given)})')
+    if given.key is None and given.by is None:
+        raise UsageError('unique needs key= or by=: write Unique(by=("user",)), or Unique(key="all")')
+    return given
+
+
+def unique_option(unique: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the unique key of a call, as a field next to those of its draft.
+
+    Raises:
+        UsageError: They are not valid, or there is a key already.
+    """
+    if unique is None:
+        return {}
+    if "unique_key" in fields:
+        raise UsageError("unique and unique_key cannot be given together: leave one out")
+    return {"unique": check_unique(unique)}
 
 
 def call_options(

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
-from qworker.worker.metrics import SECONDS, TRIES, TaskCounts
+from qworker.worker.metrics import SECONDS, TRIES, Feature, TaskCounts
 
 __all__ = ["WorkerCollector", "format_metrics"]
 
@@ -44,7 +44,8 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that have a value."""
-        for metric in (*_counted(self._counts), *_sampled(self._queues), *_running(self._reports)):
+        counted = (*_counted(self._counts), *_featured(self._counts))
+        for metric in (*counted, *_sampled(self._queues), *_running(self._reports)):
             if metric.samples:
                 yield metric
 
@@ -77,7 +78,7 @@ def format_metrics(workers: WorkerCollector, *, own_metrics: bool, accept: str =
 def _counted(counts: Sequence[TaskCounts]) -> Iterator[Metric]:
     consumed = CounterMetricFamily(
         "messaging_client_consumed_messages_total",
-        "Finished deliveries by outcome: acked, retried, failed, released, lost.",
+        "Finished deliveries by outcome: acked, retried, failed, released, lost, cancelled.",
         labels=(*_TASK, "qworker_outcome"),
     )
     duration = HistogramMetricFamily("messaging_process_duration_seconds", "Seconds that handlers ran.", labels=_TASK)
@@ -88,6 +89,9 @@ def _counted(counts: Sequence[TaskCounts]) -> Iterator[Metric]:
         "qworker_leases_lost_total", "Leases that were lost before their outcome was stored.", labels=_TASK
     )
     for one in counts:
+        if not any(one.outcomes.values()):
+            # Only a feature has counted here, such as the ticks of a queue that other workers consume.
+            continue
         labels = (*_on(one.queue), "process", one.task)
         for outcome, count in one.outcomes.items():
             if count:
@@ -96,6 +100,42 @@ def _counted(counts: Sequence[TaskCounts]) -> Iterator[Metric]:
         tries.add_metric(labels, _buckets(TRIES, one.tries), one.attempts)
         lost.add_metric(labels, one.lost)
     return iter((consumed, duration, tries, lost))
+
+
+def _featured(counts: Sequence[TaskCounts]) -> Iterator[Metric]:
+    ticks = CounterMetricFamily(
+        "qworker_schedule_ticks_total",
+        "Ticks of schedules by outcome: enqueued, or missed, which includes those that were skipped.",
+        labels=(*_QUEUE, "qworker_outcome"),
+    )
+    results = CounterMetricFamily(
+        "qworker_results_stored_total",
+        "Results that were stored for callers, by outcome: done, failed, too_big, not_encodable.",
+        labels=(*_TASK, "qworker_outcome"),
+    )
+    reports = CounterMetricFamily(
+        "qworker_failure_reports_total",
+        "Calls of on_failure by outcome: stored, or lost, because they can never be stored.",
+        labels=(*_TASK, "qworker_outcome"),
+    )
+    releases = CounterMetricFamily(
+        "qworker_releases_total",
+        "Messages that were released for other workers, by reason: unknown_task, arguments.",
+        labels=(*_TASK, "qworker_reason"),
+    )
+    of_tasks: dict[Feature, CounterMetricFamily] = {
+        "results": results,
+        "failure_reports": reports,
+        "releases": releases,
+    }
+    for one in counts:
+        # Copies: the event loop's thread may write to them.
+        for outcome, count in one.features.get("ticks", {}).copy().items():
+            ticks.add_metric((*_on(one.queue), outcome), count)
+        for feature, metric in of_tasks.items():
+            for value, count in one.features.get(feature, {}).copy().items():
+                metric.add_metric((*_on(one.queue), "process", one.task, value), count)
+    return iter((ticks, *of_tasks.values()))
 
 
 def _sampled(queues: Sequence[QueueStats]) -> Iterator[Metric]:

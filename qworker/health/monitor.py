@@ -13,7 +13,7 @@ from qworker.backend.each_queue import count_queues, describe_problem
 from qworker.health.worker_report import Phase, WorkerReport
 from qworker.message import QueueStats
 from qworker.worker import Worker
-from qworker.worker.metrics import Metrics
+from qworker.worker.metrics import Metrics, TaskCounts
 from qworker.worker.outage import BACKEND_ERRORS
 
 __all__ = ["LoopHeartbeat", "Monitor", "Reporter"]
@@ -113,6 +113,10 @@ class Monitor:
             return "starting"
         return self._worker.state
 
+    def _counts(self) -> list[TaskCounts]:
+        features = [] if self._worker is None else self._worker.features.counts()
+        return [*self.metrics.counts(), *features]
+
     def report(self) -> WorkerReport:
         """Return a report of the process at this moment. From any thread."""
         return WorkerReport(
@@ -124,7 +128,7 @@ class Monitor:
             running=0 if self._worker is None else self._worker.running_count,
             concurrency=self._concurrency,
             suspects=0 if self._worker is None else self._worker.suspect_count,
-            counts=self.metrics.counts(),
+            counts=self._counts(),
             queues=self._queues,
             looked_at=self._looked_at,
         )

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
+from qworker.jobs.records import AwaitedJob
 from qworker.logs import RUNNING, Running
 
 __all__ = ["HANDLER_WAITS", "HandlerWaits", "handler_waits"]
@@ -15,8 +16,8 @@ __all__ = ["HANDLER_WAITS", "HandlerWaits", "handler_waits"]
 class HandlerWaits(Protocol):
     """The worker, or the process of a handler, as a handler that waits sees it. From any thread."""
 
-    def begin(self, running: Running, /) -> None:
-        """Report that the handler waits from now on.
+    def begin(self, running: Running, job: AwaitedJob, /) -> None:
+        """Report that the handler waits for a job from now on.
 
         Raises:
             UsageError: Too many handlers of the worker wait.
@@ -33,8 +34,11 @@ HANDLER_WAITS: ContextVar[HandlerWaits | None] = ContextVar("qworker_handler_wai
 
 
 @contextmanager
-def handler_waits() -> Generator[None]:
+def handler_waits(job: AwaitedJob) -> Generator[None]:
     """Let the worker run another message inside the block, if a handler waits there.
+
+    Args:
+        job: The job that it waits for.
 
     Raises:
         UsageError: Too many handlers of the worker wait.
@@ -43,7 +47,7 @@ def handler_waits() -> Generator[None]:
     if waits is None or running is None or running.is_over:
         yield
         return
-    waits.begin(running)
+    waits.begin(running, job)
     try:
         yield
     finally:

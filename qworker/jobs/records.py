@@ -19,23 +19,32 @@ __all__ = [
     "CANCELS",
     "PROGRESS",
     "RESULTS",
+    "WAITS",
+    "WAITS_NOTED_EVERY",
+    "AwaitedJob",
     "Progress",
     "StoredProgress",
     "StoredResult",
     "check_progress",
     "delete_progress",
+    "delete_wait",
     "get_cell",
     "put_progress",
     "put_result",
+    "put_wait",
     "read_progress",
     "read_result",
+    "read_wait",
 ]
 
 # The groups of the cells. The name of each cell is the id of its message.
-RESULTS, PROGRESS, CANCELS = "results", "progress", "cancels"
+RESULTS, PROGRESS, CANCELS, WAITS = "results", "progress", "cancels", "waits"
 
 # Seconds for which a progress is kept that no settlement has deleted: its worker was killed.
 _PROGRESS_KEPT = 86_400.0
+# Seconds between two puts of the note of a wait. It expires if two of them do not come: its worker was killed.
+WAITS_NOTED_EVERY = 15.0
+_WAIT_KEPT = 3 * WAITS_NOTED_EVERY
 
 
 class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,6 +85,18 @@ class Progress(msgspec.Struct, frozen=True):
     data: Mapping[str, object] = {}
 
 
+class AwaitedJob(msgspec.Struct, frozen=True):
+    """The job that a running handler waits for, as the value of the cell of the message that waits.
+
+    Attributes:
+        queue: The queue of the job.
+        id: The id of its message.
+    """
+
+    queue: str
+    id: str
+
+
 class StoredProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """The progress of a running handler, as the value of its cell.
 
@@ -90,6 +111,7 @@ class StoredProgress(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode_result = msgspec.json.Decoder(StoredResult).decode
+_decode_wait = msgspec.json.Decoder(AwaitedJob).decode
 _decode_progress = msgspec.json.Decoder(StoredProgress).decode
 
 
@@ -135,6 +157,24 @@ def put_progress(message_id: str, rank: int, progress: StoredProgress, ttl: floa
 def delete_progress(message_id: str) -> CellOp:
     """Return the operation that deletes the progress of a job."""
     return CellOp("delete", Cell(PROGRESS, message_id))
+
+
+def put_wait(message_id: str, rank: int, job: AwaitedJob) -> CellOp:
+    """Return the operation that notes which job a running handler waits for."""
+    return CellOp("put", Cell(WAITS, message_id, _encode(job), rank=rank, ttl=_WAIT_KEPT))
+
+
+def delete_wait(message_id: str) -> CellOp:
+    """Return the operation that deletes the note of a wait."""
+    return CellOp("delete", Cell(WAITS, message_id))
+
+
+def read_wait(cell: Cell | None) -> AwaitedJob | None:
+    """Return the job that a handler waits for, or None if it waits for none, or for one that cannot be read here."""
+    try:
+        return None if cell is None else _decode_wait(cell.value)
+    except msgspec.MsgspecError:
+        return None
 
 
 def read_result(cell: Cell | None) -> StoredResult | None:

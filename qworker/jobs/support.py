@@ -14,6 +14,9 @@ __all__ = ["refuse"]
 # By option: the deviation of the stores that cannot have it, what they do not support, and how to do without.
 _NEEDS: dict[NeedyOption, tuple[str, str, str]] = {
     "result=": ("cells", "results", "leave out result="),
+    "unique=": ("unique_key", "unique keys", "leave out unique="),
+    "unique=Unique(again=...)": ("unique_replace", "that a waiting call is replaced", 'use again="keep"'),
+    'unique=Unique(scope="app")': ("unique_app", "unique keys across queues", 'use scope="queue"'),
     "max_tries=None": ("deaths", "unlimited tries", "give max_tries a number"),
 }
 

@@ -7,19 +7,26 @@ from collections.abc import AsyncGenerator
 
 from qworker.backend import Backend
 from qworker.cell import Cell, CellWatch
-from qworker.errors import JobGone
+from qworker.errors import JobGone, NotSupported
 from qworker.failure_text import CANCELLED, code_of, summary
 from qworker.jobs.handler_wait import handler_waits
 from qworker.jobs.look import find_message
-from qworker.jobs.records import PROGRESS, RESULTS, Progress, StoredResult, get_cell, read_progress, read_result
+from qworker.jobs.records import (
+    PROGRESS,
+    RESULTS,
+    AwaitedJob,
+    Progress,
+    StoredResult,
+    get_cell,
+    read_progress,
+    read_result,
+)
 from qworker.jobs.source import JobSource
 from qworker.message import State, StoredMessage
 
 __all__ = ["follow_progress", "wait_for_result"]
 
-# Seconds between two looks at a cell. A wake-up is only a hint.
-_LOOK = 1.0
-# Seconds between two looks for the message itself.
+# Seconds between two looks for the message itself. The store looks at the cells, about once a second.
 _FIND = 5.0
 
 
@@ -94,6 +101,13 @@ def failed_result(stored: StoredMessage) -> StoredResult:
     )
 
 
+def _check_cells(backend: Backend, what: str) -> None:
+    reason = backend.deviations.get("cells")
+    if reason is not None:
+        scheme = backend.describe().partition(":")[0]
+        raise NotSupported(f"{scheme}: does not support {what} ({reason}): use file: or redis:")
+
+
 async def wait_for_result(
     backend: Backend, source: JobSource, queue: str, message_id: str, timeout: float | None
 ) -> StoredResult:
@@ -103,14 +117,16 @@ async def wait_for_result(
         TimeoutError: It has not come within `timeout` seconds.
         JobGone: Neither the message nor its result is stored.
         UsageError: The results of its task are not kept.
+        NotSupported: The store has no place for results.
     """
+    _check_cells(backend, "results")
     waiter = _Waiter(backend, source, queue, message_id)
     record = await waiter.result()
     if record is not None and not await waiter.waits_again():
         return record
     now = asyncio.get_running_loop().time
     end = None if timeout is None else now() + timeout
-    with handler_waits():
+    with handler_waits(AwaitedJob(queue, message_id)):
         next_find = now()
         while True:
             if now() >= next_find:
@@ -118,10 +134,9 @@ async def wait_for_result(
                 if record is not None:
                     return record
                 next_find = now() + _FIND
-            left = _LOOK if end is None else min(_LOOK, end - now())
-            if left <= 0:
+            if end is not None and now() >= end:
                 raise TimeoutError(f"job {message_id} has not ended within {timeout:g} seconds")
-            await waiter.sleep(left)
+            await waiter.sleep(max(0.0, min(next_find, end or next_find) - now()))
             record = await waiter.result()
             if record is not None:
                 return record
@@ -129,6 +144,7 @@ async def wait_for_result(
 
 async def follow_progress(backend: Backend, source: JobSource, queue: str, message_id: str) -> AsyncGenerator[Progress]:
     """Yield each new progress of a job until it has ended. Progress that is replaced quickly is left out."""
+    _check_cells(backend, "progress")
     now = asyncio.get_running_loop().time
     last: Cell | None = None
     shown: Progress | None = None
@@ -156,5 +172,5 @@ async def follow_progress(backend: Backend, source: JobSource, queue: str, messa
             CellWatch(queue, RESULTS, message_id, result_version),
         )
         # Only here: between two values the caller's code runs.
-        with handler_waits():
-            await backend.wait((), _LOOK, cells=watches)
+        with handler_waits(AwaitedJob(queue, message_id)):
+            await backend.wait((), max(0.0, next_find - now()), cells=watches)

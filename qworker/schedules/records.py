@@ -16,6 +16,7 @@ from qworker.errors import UsageError
 from qworker.message import Draft
 from qworker.schedules.timetable import MOST_LATE, Timetable, late_of, timetable_of
 from qworker.tick import TICK_HEADER, tick_header, tick_id
+from qworker.unique import Unique
 
 __all__ = [
     "DEFINITION",
@@ -61,6 +62,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     delay: float = 0.0
     unique_key: str | None = None
+    unique: Unique | None = None
     # Whether a decorator defines it. Otherwise `put` or `sync` has stored it.
     in_code: bool = False
     # The set of the `sync` that has stored it.
@@ -96,6 +98,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             priority=self.priority,
             delay=self.delay,
             unique_key=self.unique_key,
+            unique=self.unique,
         )
         if tick is None:
             return draft

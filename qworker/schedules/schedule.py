@@ -27,7 +27,7 @@ _OVERLAPS = ("allow", "skip")
 # Seconds of the longest interval: a hundred years.
 _LONGEST = 36_500 * 86_400.0
 # The fields of a message that a definition keeps, and those that each tick sets.
-_KEPT = frozenset({"body", "task", "priority", "delay", "unique_key"})
+_KEPT = frozenset({"body", "task", "priority", "delay", "unique_key", "unique"})
 _SET_BY_TICKS = frozenset({"id", "due_at", "hold"})
 _UNUSABLE = tuple(name for name in Draft.__struct_fields__ if name not in _KEPT)
 _EMPTY = Draft(body=b"")
@@ -144,6 +144,7 @@ def definition_of(name: str, schedule: Schedule, *, in_code: bool = False, set_n
         priority=draft.priority,
         delay=draft.delay,
         unique_key=draft.unique_key,
+        unique=draft.unique,
         in_code=in_code,
         set_name=set_name,
     )

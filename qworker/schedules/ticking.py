@@ -61,11 +61,13 @@ class Ticked:
         enqueued: The ticks that are enqueued now, by this worker or another one.
         passed: All ticks that have passed since the last one.
         last: The last tick.
+        first: Whether this worker was the first that stored the last tick.
     """
 
     enqueued: list[int]
     passed: list[int]
     last: float
+    first: bool = False
 
 
 async def look_at(backend: Backend, queue: str, name: str) -> Look:
@@ -101,14 +103,16 @@ async def tick(
     """
     timetable = definition.timetable
     last = last_tick_of(look.tick, now)
+    seen = "" if look.tick is None else look.tick.version
     if last is None:
         # Damaged: the ids keep what has been enqueued since then from being enqueued again.
         begin = since if look.tick is None else now - late_of(timetable, now)
         last = LastTick(int(begin), times=definition.times)
-        await _restart(backend, definition, look.tick, last)
+        seen = await _restart(backend, definition, look.tick, last)
     elif last.times != definition.times:
         last = LastTick(max(int(now), last.at), last.run, times=definition.times)
-        await backend.cells(definition.queue, [CellOp("put", tick_cell(definition.name, last))])
+        (reply,) = await backend.cells(definition.queue, [CellOp("put", tick_cell(definition.name, last))])
+        seen = "" if reply.cell is None else reply.cell.version
     if last.at >= now - ON_TIME:
         # A worker that has just started while others tick: what they have not reached yet was not missed.
         awake = min(awake, last.at)
@@ -117,13 +121,16 @@ async def tick(
         return Ticked([], [], last.at)
     run = await _enqueue(backend, definition, due, passed, last, now)
     skipped = bool(due) and run is None
-    await _put_last(backend, definition, LastTick(passed[-1], run, skipped, definition.times))
-    return Ticked([] if run is None else due, passed, passed[-1])
+    first = await _put_last(backend, definition, LastTick(passed[-1], run, skipped, definition.times), seen)
+    return Ticked([] if run is None else due, passed, passed[-1], first)
 
 
-async def _restart(backend: Backend, definition: Definition, damaged: Cell | None, last: LastTick) -> None:
+async def _restart(backend: Backend, definition: Definition, damaged: Cell | None, last: LastTick) -> str:
+    """Store a last tick where there is none. Return the version of its cell."""
     ops = [] if damaged is None else [CellOp("delete", cell_name(TICK, definition.name), damaged.version)]
-    await backend.cells(definition.queue, [*ops, CellOp("put", tick_cell(definition.name, last), "")])
+    replies = await backend.cells(definition.queue, [*ops, CellOp("put", tick_cell(definition.name, last), "")])
+    stored = replies[-1].cell
+    return "" if stored is None else stored.version
 
 
 async def _enqueue(
@@ -163,18 +170,22 @@ async def _enqueue_after_look(
     return due[0]
 
 
-async def _put_last(backend: Backend, definition: Definition, last: LastTick) -> None:
-    """Store the last tick, unless another worker has stored a later one.
+async def _put_last(backend: Backend, definition: Definition, last: LastTick, seen: str) -> bool:
+    """Store the last tick, unless another worker has stored a later one. Return whether this worker was the first.
 
     Of two workers with the same tick, one may have enqueued it and the other not. The one that has counts.
     """
-    only: str | None = None
-    if last.run is None:
+    only = seen
+    skips = last.run is None
+    if skips:
         (reply,) = await backend.cells(definition.queue, [CellOp("get", cell_name(TICK, definition.name))])
         if reply.cell is not None and reply.cell.rank >= last.at:
-            return
+            return False
         stored = last_tick_of(reply.cell, last.at)
         last = msgspec.structs.replace(last, run=None if stored is None else stored.run)
-        # A refusal means that another worker has stored this tick or a later one, or runs this step again.
         only = "" if reply.cell is None else reply.cell.version
-    await backend.cells(definition.queue, [CellOp("put", tick_cell(definition.name, last), only)])
+    # A refusal means that another worker has stored this tick or a later one, or runs this step again.
+    (reply,) = await backend.cells(definition.queue, [CellOp("put", tick_cell(definition.name, last), only)])
+    if not reply.done and not skips:
+        await backend.cells(definition.queue, [CellOp("put", tick_cell(definition.name, last))])
+    return reply.done

@@ -35,6 +35,7 @@ try:
     from qworker.testing.contract_reap import ReapingContract
     from qworker.testing.contract_retention import KeepingContract
     from qworker.testing.contract_settle import SettlingContract
+    from qworker.testing.contract_unique import UniqueContract
     from qworker.testing.contract_wait import WaitingContract
 except ModuleNotFoundError as error:
     raise not_installed(error, "the contract suite") from error
@@ -44,6 +45,7 @@ __all__ = ["BackendContract"]
 
 class BackendContract(
     PublishingContract,
+    UniqueContract,
     LeasingContract,
     SettlingContract,
     ReapingContract,

@@ -22,6 +22,8 @@ P = ParamSpec("P")
 RULES: dict[str, str] = {
     "priority": "a higher priority is leased first",
     "unique_key": "a message with a unique key is stored once at a time",
+    "unique_replace": "another message with a unique key can take the place of the waiting one",
+    "unique_app": "a unique key can count in all queues of the store",
     "given_ids": "a message keeps the id that its publisher chose",
     "hold": "an id can stay taken after its message is gone",
     "delay": "a message can be published with a delay",

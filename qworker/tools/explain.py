@@ -21,10 +21,11 @@ from qworker.errors import BackendError, InvalidArguments
 from qworker.failed_call import reported_by
 from qworker.failure_text import CANCELLED, code_of, without_code
 from qworker.history.event import Event
-from qworker.jobs.records import RESULTS, get_cell
+from qworker.jobs.look import find_message
+from qworker.jobs.records import PROGRESS, RESULTS, WAITS, get_cell, read_progress, read_wait
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
-from qworker.names import counted, id_forms
+from qworker.names import counted, id_forms, printable
 from qworker.parcel import unpack
 from qworker.refusal import MISFITS, refused_since
 from qworker.signature import Signature
@@ -62,6 +63,8 @@ Code = Literal[
     "held",
     "report",
     "tick",
+    "unique",
+    "waits",
 ]
 
 
@@ -120,6 +123,7 @@ async def explain(
     message_id = forms[0] if stored is None else stored.message.id
     history, unreadable = await _history(backend, queue, message_id)
     held = [*await _hold(backend, queue, message_id, stored), *await _result(backend, queue, message_id)]
+    held += _key(stored)
     if stored is None:
         reason = _gone(history[-1]) if history else _not_found(queue, await glance_at(backend, queue))
         told = _tick(tick_of_id(message_id))
@@ -130,6 +134,8 @@ async def explain(
     if stored.state is not State.FAILED and stored.message.tries and "retry_errors" in backend.deviations:
         error = _told_error(history) or error
     reasons = [*await _by_state(backend, stored, error, clock.time()), *_report(stored), *unreadable]
+    if stored.state is State.LEASED:
+        reasons += await _wait(backend, queue, message_id, clock.time())
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         reasons += _expiry(stored)
         if stored.message.deaths:
@@ -197,6 +203,23 @@ async def _hold(backend: Backend, queue: str, message_id: str, stored: StoredMes
     return [Reason("held", f"its id is held until{_time(end)}: another message with it is not stored before{also}")]
 
 
+def _key(stored: StoredMessage | None) -> list[Reason]:
+    """Explain the unique key of a message that waits or is leased."""
+    if stored is None or stored.message.unique_key is None:
+        return []
+    message, unique = stored.message, stored.message.unique
+    if stored.state not in {State.READY, State.DELAYED, State.LEASED}:
+        return []
+    key = printable(message.unique_key or "")
+    if unique is not None and unique.until == "started":
+        # A retry has started too, and a release of a started message shows nothing.
+        if stored.state is State.LEASED or message.tries:
+            return []
+        return [Reason("unique", f"it holds unique key {key} until it starts")]
+    where = " in all queues" if unique is not None and unique.scope == "app" else ""
+    return [Reason("unique", f"it holds unique key {key} until done{where}")]
+
+
 def _report(stored: StoredMessage) -> list[Reason]:
     """Explain a call of an `on_failure` task."""
     opened = open_envelope(unpack(stored.message).body)
@@ -213,6 +236,32 @@ async def _result(backend: Backend, queue: str, message_id: str) -> list[Reason]
         return []
     until = datetime.now(UTC).timestamp() + reply.cell.ttl
     return [Reason("result", f"its result is kept until{_time(until)}")]
+
+
+async def _wait(backend: Backend, queue: str, message_id: str, now: float) -> list[Reason]:
+    """Explain which job the handler waits for, if it waits."""
+    if "cells" in backend.deviations:
+        return []
+    (reply,) = await backend.cells(queue, [get_cell(WAITS, message_id)])
+    job = read_wait(reply.cell)
+    if job is None:
+        return []
+    found = await find_message(backend, job.queue, job.id, None)
+    state = "" if found is None else f" ({found.state.word})"
+    if found is not None and found.state is State.LEASED:
+        since = await _started_at(backend, job.queue, job.id)
+        state = " (running)" if since is None else f" (running for {max(0.0, now - since):.0f} s)"
+    return [Reason("waits", f"it waits for job {job.id} in queue {job.queue}{state}")]
+
+
+async def _started_at(backend: Backend, queue: str, message_id: str) -> float | None:
+    """Return when the handler of a leased message started, as far as it is recorded."""
+    (reply,) = await backend.cells(queue, [get_cell(PROGRESS, message_id)])
+    progress = read_progress(reply.cell)
+    if progress is not None and progress.started_at is not None:
+        return progress.started_at
+    events, _ = await _history(backend, queue, message_id)
+    return next((event.at for event in reversed(events) if event.kind == "leased"), None)
 
 
 def _not_found(queue: str, glance: QueueGlance) -> Reason:

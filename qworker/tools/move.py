@@ -211,6 +211,7 @@ def _draft(message: Message) -> Draft:
         id=message.id,
         priority=message.priority,
         unique_key=message.unique_key,
+        unique=message.unique,
         task=task,
         argv=arguments,
         fields=message.fields,

@@ -13,7 +13,7 @@ from qworker.context import CancelReason, Context
 from qworker.definition.callables import not_run_error
 from qworker.envelope import CallOptions, EncodedResult, encode_result
 from qworker.failed_call import FailureCode
-from qworker.jobs.records import Progress
+from qworker.jobs.records import AwaitedJob, Progress
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
 
@@ -76,6 +76,9 @@ class Delivery(msgspec.Struct, eq=False):
     progress_pending: bool = False
     # The number of jobs that the handler waits for at the moment.
     waits: int = 0
+    # The last of them, and monotonic seconds since when the handler waits.
+    waits_for: AwaitedJob = AwaitedJob("", "")
+    waits_since: float = 0.0
     settlement: Settlement | None = None
     # Why the handler has released its message. It is logged, and not kept.
     released_because: str | None = None

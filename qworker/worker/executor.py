@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from qworker import log_events as events
 from qworker.attempt.runner import AttemptRunner
@@ -77,6 +77,7 @@ class Executor:
         self._warned: set[str] = set()
         self._events = state.events
         self._releases = Releases(state.draw)
+        self._features = state.features
         self._misfits = Misfits(state)
         self._counts_deaths = "deaths" not in state.backend.deviations
         self._records = state.records
@@ -177,7 +178,7 @@ class Executor:
         elif is_over:
             delivery.fail(str(delivery.error), "arguments")
         else:
-            self._leave_to_others(delivery)
+            self._leave_to_others(delivery, "arguments")
 
     def _warn_of_misfit(self, delivery: Delivery) -> None:
         key = f"{delivery.task}()"
@@ -194,11 +195,13 @@ class Executor:
             self._warned.add(name)
             fields = {events.TASK: printable(delivery.task), events.QUEUE: queue, events.HINT: _UNKNOWN_HINT}
             self._log.warning(events.UNKNOWN_TASK, **fields)
-        self._leave_to_others(delivery)
+        self._leave_to_others(delivery, "unknown_task")
         return False
 
-    def _leave_to_others(self, delivery: Delivery) -> None:
+    def _leave_to_others(self, delivery: Delivery, reason: Literal["arguments", "unknown_task"]) -> None:
         message = delivery.lease.message
+        # The name of an unknown task comes from outside.
+        self._features.add("releases", reason, message.queue, "" if delivery.handler is None else delivery.task)
         delay, pause = self._releases.next(message.queue, message.id, self._clock.monotonic())
         delivery.settle(SettleAction.RELEASE, delay=delay)
         if pause:

@@ -31,6 +31,7 @@ class FailureReports:
         self._backend = state.backend
         self._clock = state.clock
         self._log = state.log
+        self._features = state.features
         self._outage = state.outage("failure-reports")
         # Seconds. If the whole store does not answer, the lease is lost earlier.
         self._patience = 2 * state.options.visibility_timeout
@@ -58,6 +59,7 @@ class FailureReports:
                 return
             await asyncio.sleep(self._outage.record_failure(problem))
         self._outage.record_success()
+        self._count(delivery, "stored")
 
     def _call(self, delivery: Delivery) -> Call:
         handler, settlement = delivery.handler, delivery.settlement
@@ -75,6 +77,9 @@ class FailureReports:
             failed_at=self._clock.time(),
         )
 
+    def _count(self, delivery: Delivery, outcome: str) -> None:
+        self._features.add("failure_reports", outcome, delivery.lease.message.queue, delivery.task)
+
     async def _try(self, call: Call) -> BaseException | None:
         try:
             try:
@@ -88,5 +93,6 @@ class FailureReports:
         return None
 
     def _log_lost(self, delivery: Delivery, error: BaseException) -> None:
+        self._count(delivery, "lost")
         fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: summary_of(error)}
         self._log.error(events.FAILURE_NOT_REPORTED, **delivery.fields(), **fields)

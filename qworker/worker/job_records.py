@@ -29,6 +29,7 @@ from qworker.jobs.records import (
 from qworker.logs import WorkerLog, one_line
 from qworker.message import SettleAction, Settlement
 from qworker.worker.delivery import Delivery
+from qworker.worker.metrics import FeatureCounts
 from qworker.worker.outage import BACKEND_ERRORS
 
 __all__ = ["JobRecords"]
@@ -47,8 +48,9 @@ class JobRecords:
             nothing more than without this class.
     """
 
-    def __init__(self, backend: Backend, clock: Clock, log: WorkerLog) -> None:
+    def __init__(self, backend: Backend, clock: Clock, log: WorkerLog, features: FeatureCounts) -> None:
         self.in_use = False
+        self._features = features
         self._backend = backend
         self._clock = clock
         self._log = log
@@ -74,8 +76,9 @@ class JobRecords:
         """
         by_queue: dict[str, list[CellOp]] = defaultdict(list)
         with_progress = False
+        ends: list[tuple[Delivery, str]] = []
         for delivery in batch:
-            ops = self._ops(delivery)
+            ops = self._ops(delivery, ends)
             if ops:
                 by_queue[delivery.lease.message.queue] += ops
                 with_progress = with_progress or delivery.progress is not None
@@ -83,15 +86,18 @@ class JobRecords:
             return
         if not with_progress:
             await self._send(by_queue)
-            return
-        async with self._progress_lock:
-            await self._send(by_queue)
+        else:
+            async with self._progress_lock:
+                await self._send(by_queue)
+        for delivery, end in ends:
+            self._features.add("results", end, delivery.lease.message.queue, delivery.task)
 
     async def _send(self, by_queue: dict[str, list[CellOp]]) -> None:
         for queue, ops in by_queue.items():
             await self._backend.cells(queue, ops)
 
-    def _ops(self, delivery: Delivery) -> list[CellOp]:
+    def _ops(self, delivery: Delivery, ends: list[tuple[Delivery, str]]) -> list[CellOp]:
+        """Return the operations that store what the callers of a delivery want to know, and add its end to `ends`."""
         settlement = delivery.settlement
         message_id = delivery.lease.message.id
         ttl = delivery.result_ttl
@@ -100,6 +106,7 @@ class JobRecords:
             result = self._end_of(delivery, settlement)
             if result is not None:
                 ops.append(put_result(message_id, _rank(delivery), result, ttl))
+                ends.append((delivery, result.state))
         if delivery.progress is not None:
             ops.append(self._put(delivery, ttl) if ttl else delete_progress(message_id))
         return ops

@@ -22,6 +22,7 @@ from qworker.worker.reaper import Reaper, stop_lost
 from qworker.worker.scheduler import Scheduler
 from qworker.worker.settler import SENDERS, Settler
 from qworker.worker.state import WorkerState
+from qworker.worker.wait_notes import WaitNotes
 from qworker.worker.waits import Waits
 
 __all__ = ["WorkerLoops"]
@@ -64,6 +65,7 @@ class WorkerLoops:
         self.feeder = Feeder(state)
         self.reaper = Reaper(state)
         self.cancels = CancelRepair(state)
+        self.wait_notes = WaitNotes(state)
         has_schedules = state.options.schedules and supports_schedules(state.backend.deviations)
         self.scheduler = Scheduler(state) if has_schedules else None
 
@@ -73,6 +75,7 @@ class WorkerLoops:
             self.lease_extender.watch,
             self.reaper.run,
             self.cancels.run,
+            self.wait_notes.run,
             self.consumers.watch,
             self.suspects.watch,
         ]
@@ -222,6 +225,7 @@ class WorkerLoops:
         self.threads.set_waiting(state.waiting)
         self.consumers.waits_changed()
         self.suspects.waits_changed()
+        self.wait_notes.wake()
         if state.capacity() <= 0:
             # A handler has continued: the lease that is under way would take a message for its place.
             self.feeder.interrupt()

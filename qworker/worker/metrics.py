@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from qworker.task import Handler
 from qworker.worker.delivery import Delivery, Outcome
 
-__all__ = ["SECONDS", "TRIES", "Metrics", "TaskCounts", "merge_counts"]
+__all__ = ["SECONDS", "TRIES", "Feature", "FeatureCounts", "Metrics", "TaskCounts", "merge_counts"]
 
 # The upper bounds of the histograms' buckets. One more bucket has the larger values.
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TRIES = (0, 1, 2, 4, 8, 16)
+
+# What a worker counts beside deliveries. Each has counts by one label.
+Feature: TypeAlias = Literal["ticks", "results", "failure_reports", "releases"]
 
 # The look-up of a member in its class would cost as much as all the rest of counting.
 _ACKED, _FAILED = Outcome.ACKED, Outcome.FAILED
@@ -47,6 +51,8 @@ class TaskCounts(msgspec.Struct):
     # The failed attempts before the final outcome: their number in each bucket of `TRIES`, and their sum.
     tries: list[int] = msgspec.field(default_factory=lambda: _empty_buckets(TRIES))
     attempts: int = 0
+    # What the features in use have done: the counts of each by its label. A feature that is not used is not there.
+    features: dict[str, dict[str, int]] = {}
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -66,6 +72,11 @@ class TaskCounts(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
         self.tries = [a + b for a, b in zip(self.tries, other.tries, strict=True)]
+        # Copies: the event loop's thread may write to the counts of `other`.
+        for feature, labels in other.features.copy().items():
+            mine = self.features.setdefault(feature, {})
+            for label, count in labels.copy().items():
+                mine[label] = mine.get(label, 0) + count
 
 
 def merge_counts(counts: Iterable[TaskCounts]) -> list[TaskCounts]:
@@ -77,6 +88,36 @@ def merge_counts(counts: Iterable[TaskCounts]) -> list[TaskCounts]:
             sums[key] = TaskCounts(*key)
         sums[key].add(one)
     return [sums[key] for key in sorted(sums)]
+
+
+class FeatureCounts:
+    """The counts of features. The event loop's thread writes them, and any thread reads them."""
+
+    def __init__(self) -> None:
+        self._by_task: dict[tuple[str, str], TaskCounts] = {}
+        self._list: list[TaskCounts] = []
+
+    def counts(self) -> list[TaskCounts]:
+        """Return the live counts, by queue and task. Empty if no feature is used."""
+        return self._list.copy()
+
+    def add(self, feature: Feature, label: str, queue: str, task: str = "", count: int = 1) -> None:
+        """Count what a feature has done.
+
+        Args:
+            feature: The feature.
+            label: One of a few fixed words.
+            queue: The queue.
+            task: The name of a task that the app registers, or "".
+            count: How often.
+        """
+        key = (queue, task)
+        counts = self._by_task.get(key)
+        if counts is None:
+            counts = self._by_task[key] = TaskCounts(*key)
+            self._list.append(counts)
+        labels = counts.features.setdefault(feature, {})
+        labels[label] = labels.get(label, 0) + count
 
 
 class Metrics:

@@ -62,6 +62,7 @@ class Scheduler:
     def __init__(self, state: WorkerState) -> None:
         self._backend = state.backend
         self._schedules = state.app.schedules
+        self._features = state.features
         self._queues = sorted({*state.app.queue_names(), *state.queues})
         self._clock = state.clock
         self._store = state.store_clock
@@ -279,8 +280,15 @@ class Scheduler:
             self._backend, definition, look, since=since, awake=self._awake, resumed=entry.resumed, now=now
         )
         missed = len(ticked.passed) - len(ticked.enqueued)
+        if ticked.first:
+            self._count(definition, enqueued=len(ticked.enqueued), missed=missed)
         if missed:
             self._log.info(events.TICKS_MISSED, schedule=definition.name, missed=missed, enqueued=len(ticked.enqueued))
         upcoming = next(definition.timetable.after(max(now, ticked.last)), None)
         if upcoming is not None:
             self._push(entry, upcoming + _JITTER * self._draw())
+
+    def _count(self, definition: Definition, **outcomes: int) -> None:
+        for outcome, count in outcomes.items():
+            if count:
+                self._features.add("ticks", outcome, definition.queue, count=count)

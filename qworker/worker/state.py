@@ -17,6 +17,7 @@ from qworker.jobs.handler_wait import HandlerWaits
 from qworker.message import Lease
 from qworker.worker.delivery import Delivery, LeaseListener, Observer, WorkerCounts
 from qworker.worker.job_records import JobRecords
+from qworker.worker.metrics import FeatureCounts
 from qworker.worker.outage import Outage
 from qworker.worker.store_clock import StoreClock
 from qworker.worker.worker_options import WorkerOptions
@@ -93,6 +94,7 @@ class WorkerState:
         draw: Returns uniform numbers from [0, 1), for jitter.
         log: The worker's logger.
         counts: The counts of the worker since its start.
+        features: What the features in use have done, for metrics.
         observers: The observers of each start of a handler and of each outcome.
         lifespan_value: The value that the app's lifespan yielded.
         providers: The values of providers with the scope `worker`.
@@ -122,6 +124,7 @@ class WorkerState:
     draw: Callable[[], float]
     log: Any
     counts: WorkerCounts = field(default_factory=WorkerCounts)
+    features: FeatureCounts = field(default_factory=FeatureCounts)
     observers: list[Observer] = field(default_factory=list[Observer])
     lifespan_value: Any = None
     providers: WorkerProviders = field(init=False)
@@ -145,7 +148,7 @@ class WorkerState:
         """Create what is empty at the start."""
         # The clock of the app: its backends have it too.
         self.store_clock = StoreClock(self.app.clock)
-        self.records = JobRecords(self.backend, self.clock, self.log)
+        self.records = JobRecords(self.backend, self.clock, self.log, self.features)
         self.providers = WorkerProviders(self._log_provider)
 
     def _log_provider(self, name: str, error: BaseException) -> None:

@@ -18,7 +18,7 @@ from qworker.failure_text import error_type
 from qworker.logs import one_line
 from qworker.message import QueueStats
 from qworker.worker.delivery import Delivery, Observer, Outcome
-from qworker.worker.metrics import Metrics
+from qworker.worker.metrics import Feature, FeatureCounts, Metrics
 
 __all__ = ["Meter", "Tracer", "flush", "observe_queues", "observers"]
 
@@ -29,13 +29,17 @@ _OTHER = "_OTHER"
 _ERRORS = {Outcome.RETRIED, Outcome.FAILED, Outcome.LOST}
 
 
-def observers() -> list[Observer]:
-    """Return the observers that feed OpenTelemetry. The list is empty if the application has not configured it."""
+def observers(features: FeatureCounts) -> list[Observer]:
+    """Return the observers that feed OpenTelemetry. The list is empty if the application has not configured it.
+
+    Args:
+        features: The counts of the worker's features.
+    """
     found: list[Observer] = []
     if (tracer_provider := get_provider("trace", "get_tracer_provider")) is not None:
         found.append(Tracer(tracer_provider))
     if (meter_provider := get_provider("metrics", "get_meter_provider")) is not None:
-        found.append(Meter(meter_provider))
+        found.append(Meter(meter_provider, features))
     return found
 
 
@@ -140,10 +144,16 @@ class Tracer:
 
 
 class Meter:
-    """An `Observer` that feeds instruments. The counters are read only when they are collected."""
+    """An `Observer` that feeds instruments. The counters are read only when they are collected.
 
-    def __init__(self, provider: Any) -> None:
+    Args:
+        provider: The provider of meters.
+        features: The counts of the worker's features.
+    """
+
+    def __init__(self, provider: Any, features: FeatureCounts) -> None:
         self._counts = Metrics()
+        self._features = features
         self._observation: Any = importlib.import_module("opentelemetry.metrics").Observation
         self._attributes: dict[tuple[str, str, str], dict[str, str]] = {}
         self._error_types: set[str] = set()
@@ -153,6 +163,27 @@ class Meter:
         )
         meter.create_observable_counter(
             "qworker.leases_lost", [self._lost], "{lease}", "Leases that were lost before their outcome was stored."
+        )
+        meter.create_observable_counter(
+            "qworker.schedule.ticks", [self._count("ticks", "qworker.outcome")], "{tick}", "Ticks of schedules."
+        )
+        meter.create_observable_counter(
+            "qworker.results_stored",
+            [self._count("results", "qworker.outcome")],
+            "{result}",
+            "Results that were stored for callers.",
+        )
+        meter.create_observable_counter(
+            "qworker.failure_reports",
+            [self._count("failure_reports", "qworker.outcome")],
+            "{call}",
+            "Calls of on_failure.",
+        )
+        meter.create_observable_counter(
+            "qworker.releases",
+            [self._count("releases", "qworker.reason")],
+            "{message}",
+            "Messages that were released for other workers.",
         )
         self._duration: Any = meter.create_histogram(
             "messaging.process.duration", "s", "Duration of processing operation."
@@ -198,6 +229,17 @@ class Meter:
                     yield self._observation(
                         count, {**self._labels(cell.queue, cell.task, ""), "qworker.outcome": outcome}
                     )
+
+    def _count(self, feature: Feature, label: str) -> Callable[[Any], Iterator[Any]]:
+        """Return the callback of a feature's counter."""
+
+        def observe(_options: Any) -> Iterator[Any]:
+            for one in self._features.counts():
+                shared = on_queue(one.queue) if feature == "ticks" else self._labels(one.queue, one.task, "")
+                for value, count in one.features.get(feature, {}).copy().items():
+                    yield self._observation(count, {**shared, label: value})
+
+        return observe
 
     def _lost(self, _options: Any) -> Iterator[Any]:
         for cell in self._counts.counts():

@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 from qworker.errors import UsageError
+from qworker.jobs.records import AwaitedJob
 from qworker.logs import Running
 from qworker.worker.delivery import Delivery
 from qworker.worker.state import WorkerState
@@ -27,8 +28,8 @@ class Waits:
         # Handlers in threads wait on the background loop of the process.
         self._lock = threading.Lock()
 
-    def begin(self, running: Running) -> None:
-        """Report that the handler of a delivery waits. From any thread.
+    def begin(self, running: Running, job: AwaitedJob) -> None:
+        """Report that the handler of a delivery waits for a job. From any thread.
 
         Raises:
             UsageError: Too many handlers wait.
@@ -45,7 +46,9 @@ class Waits:
                         " use a workflow, or raise --concurrency"
                     )
                 self._count(running, 1)
+                running.waits_since = self._state.clock.monotonic()
             running.waits += 1
+            running.waits_for = job
         self._report()
 
     def end(self, running: Running) -> None:

@@ -40,6 +40,7 @@ from qworker.worker import telemetry
 from qworker.worker.delivery import Delivery, Observer, RunningMessage, WorkerCounts
 from qworker.worker.handlers.process_runner import check_importable
 from qworker.worker.loops import WorkerLoops
+from qworker.worker.metrics import FeatureCounts
 from qworker.worker.recorder import Recorder
 from qworker.worker.state import WorkerState
 from qworker.worker.worker_options import WorkerOptions
@@ -77,6 +78,7 @@ class Worker:
     ) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         self.counts = WorkerCounts()
+        self.features = FeatureCounts()
         self.observers: list[Observer] = []
         self.queues = options.queues if options.queues is not None else tuple(tasks.queue_names())
         if not self.queues:
@@ -227,7 +229,7 @@ class Worker:
 
     def _start(self, backend: Backend, lifespan_value: Any) -> WorkerLoops:
         # The lifespan may have configured OpenTelemetry.
-        self.observers.extend(telemetry.observers())
+        self.observers.extend(telemetry.observers(self.features))
         options = self._options
         state = WorkerState(
             app=self._tasks,
@@ -238,6 +240,7 @@ class Worker:
             draw=self._draw,
             log=self._log,
             counts=self.counts,
+            features=self.features,
             observers=self.observers,
             lifespan_value=lifespan_value,
             quiet=self._quiet,

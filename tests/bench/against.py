@@ -31,7 +31,14 @@ class _Absent(_Failed):
 
 
 def against(
-    commit: str, names: Sequence[str], *, rounds: int, quick: bool, directory: Path | None, json_file: Path | None
+    commit: str,
+    names: Sequence[str],
+    *,
+    rounds: int,
+    quick: bool,
+    directory: Path | None,
+    json_file: Path | None,
+    this_bench: bool,
 ) -> int:
     """Compare; 0 if nothing is worse (and always with --quick), 1 if something is or a figure failed.
 
@@ -48,7 +55,7 @@ def against(
         places = [Path(scratch, name) for name in ("old", "new", "cwd")]
         for place in places:
             place.mkdir()
-        old, new = code_at(commit, places[0]), code_here(places[1])
+        old, new = code_at(commit, places[0], this_bench=this_bench), code_here(places[1])
         print(f"old: {old.name}\nnew: {new.name}", flush=True)
         for name in names:
             print(f"{name} ...", end=" ", flush=True)

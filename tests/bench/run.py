@@ -54,6 +54,7 @@ def _against(options: argparse.Namespace) -> int:
             quick=options.quick,
             directory=options.directory,
             json_file=options.json,
+            this_bench=options.this_bench,
         )
     except CannotCompare as problem:
         print(f"bench: {problem}", file=sys.stderr)
@@ -82,9 +83,14 @@ def _options() -> argparse.Namespace:
         help="measure the code of COMMIT and this tree's in turns, by --own of each; fail where this tree's is slower",
     )
     parser.add_argument("--rounds", type=_count, metavar="N", help=f"of each code, with --against; default {_ROUNDS}")
+    parser.add_argument(
+        "--this-bench",
+        action="store_true",
+        help="drive both codes by this tree's bench, for numbers that the old one does not have",
+    )
     options = parser.parse_args()
-    if options.rounds and not options.against:
-        parser.error("--rounds needs --against COMMIT")
+    if (options.rounds or options.this_bench) and not options.against:
+        parser.error("--rounds and --this-bench need --against COMMIT")
     if options.own and options.against:
         parser.error("--own and --against exclude each other: --against is made of rounds of --own")
     return options

@@ -77,6 +77,11 @@ explain {url} sums later-1
 explain {url} sums sum-2 --app {app}
 explain {url} inbox letter-1
 explain {url} inbox no-such-id
+job {url} sums refuse-1
+job {url} sums sum-1 --cancel
+schedules {url} put daily -Q sums --task add --every 3600
+schedules {url}
+schedules {url} remove daily
 history {url} sums
 history {url} sums --id refuse-1 --all
 requeue {url} sums refuse-1
@@ -111,7 +116,7 @@ def test_golden_json_of_the_queue_commands(folder: Path, capsys: pytest.CaptureF
     app = f"{module}:tasks"
     words = {str(folder): "<folder>", module: "<app>", qworker.__version__: "<version>"}
     ends = ("_at", "_age", "_rate", "_s", "position")
-    normal = Normal(words, lambda key: key.endswith(ends) or key in ("at", "token", "worker"))
+    normal = Normal(words, lambda key: key.endswith(ends) or key in ("at", "token", "worker", "next"))
     found: list[Any] = []
     for line in STORY.format(app=app, url=f"'{URL}'").strip().splitlines():
         if line == "RUN":

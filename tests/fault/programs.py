@@ -5,6 +5,8 @@
     python programs.py work URL LEDGER [CONCURRENCY]       work until the queue is empty; log each message that ran
     python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran or is acked
     python programs.py cells URL LEDGER FIRST              change cells, from a number on; log each before and after
+    python programs.py unique URL LEDGER                   publish, lease and end messages with unique keys
+    python programs.py contend URL LEDGER                  publish messages with one unique key for ever
     python programs.py cancel URL LEDGER                   cancel all messages; log each that is cancelled
     python programs.py bulk URL LEDGER PARTS ROWS          stage, seal and publish a job
     python programs.py take URL LEDGER                     lease and ack until nothing is ready
@@ -32,6 +34,7 @@ from qworker.backend.registry import open_backend
 from qworker.cell import Cell, CellAction, CellOp
 from qworker.errors import BackendError
 from qworker.message import Query, Selection, SettleAction, Settlement, State, StoredMessage
+from qworker.unique import Unique
 from qworker.worker import Worker, WorkerOptions
 
 QUEUE = "work"
@@ -140,6 +143,32 @@ async def make_change(backend, number: int, do: CellAction, name: str, only: str
         (found,) = await backend.cells(QUEUE, [CellOp("get", Cell("g", name))])
         only = None if found.cell is None else found.cell.version
     await backend.cells(QUEUE, [CellOp(do, Cell("g", name, cell_value(number), ttl=1e6 if number % 2 else None), only)])
+
+
+async def unique(url: str, ledger: Ledger) -> None:
+    """Let a message with a unique key end in each way, and publish the key again in between."""
+    backend = open_backend(url)
+    for number, how in enumerate((SettleAction.ACK, SettleAction.FAIL_PERM)):
+        draft = Draft(body=b"%d" % number, unique_key="k", unique=Unique(until="started") if number else None)
+        ledger.write("attempted", number)
+        (stored,) = await backend.publish(QUEUE, [draft])
+        assert await backend.publish(QUEUE, [draft]) == [stored]
+        ledger.write("acked", number)
+        leases = await backend.lease(QUEUE, 10, VISIBILITY)
+        await backend.settle([Settlement(lease=lease, action=how) for lease in leases])
+    await backend.requeue(QUEUE, Selection(state=State.FAILED))
+    assert await backend.publish(QUEUE, [draft]) == [stored]
+    await backend.cancel(QUEUE, Selection(ids=[stored]))
+    await backend.aclose()
+
+
+async def contend(url: str, ledger: Ledger) -> None:
+    """Publish messages with one unique key for ever."""
+    backend = open_backend(url)
+    while True:
+        (stored,) = await backend.publish(QUEUE, [Draft(body=b"x", unique_key="k")])
+        ledger.write("acked", stored)
+        await backend.wait(["idle"], 0.05)
 
 
 def make_tasks(url: str, ledger: Ledger) -> Tasks:
@@ -261,6 +290,10 @@ def main(arguments: list[str]) -> None:
         asyncio.run(take(url, ledger))
     elif program == "move":
         asyncio.run(move(url, ledger))
+    elif program == "contend":
+        asyncio.run(contend(url, ledger))
+    elif program == "unique":
+        asyncio.run(unique(url, ledger))
     elif program == "cancel":
         asyncio.run(cancel(url, ledger))
     elif program == "ack":

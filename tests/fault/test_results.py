@@ -7,23 +7,38 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from qworker.backend import Backend
 from qworker.backend.listing import list_messages
-from qworker.cell import Cell, CellOp
+from qworker.jobs.records import RESULTS, get_cell
 from qworker.message import Query, State
 from tests.support.depth import DEPTH
 from tests.support.job_app import tasks
+from tests.support.servers import RedisServer
 from tests.support.waiting import let_pass
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
-
+# `make test-soak` has 500.
+KILLS = int(os.environ.get("QWORKER_TEST_KILLS", "6")) * DEPTH
+# Jobs that are enqueued before each kill: about as many as two workers run between two kills.
+JOBS = 10
+# Seconds for a job, on a busy machine.
+PATIENCE = 200.0
 ROOT = Path(__file__).parents[2]
-KILLS = 20 * DEPTH
-JOBS = 400 * DEPTH
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300 + 5 * KILLS)]
+
+
+@pytest.fixture(params=["file", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/spool?keep_done=all"
+    else:
+        with RedisServer() as server:
+            yield f"{server.url}?keep_done=all"
 
 
 def start(url: str) -> subprocess.Popen[bytes]:
@@ -31,36 +46,50 @@ def start(url: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env={**os.environ, "QWORKER_URL": url}, cwd=ROOT, stderr=subprocess.DEVNULL)
 
 
-async def test_every_message_that_was_acked_has_its_result_although_workers_are_killed(tmp_path: Path) -> None:
-    """Handlers of every kind. A waiter from the beginning, so that it waits through all kills."""
-    url = f"file://{tmp_path}/spool?keep_done=all"
+def end(worker: subprocess.Popen[bytes]) -> None:
+    worker.kill()
+    worker.wait()
+
+
+async def test_every_message_that_was_acked_has_its_result_although_workers_are_killed(url: str) -> None:
+    """Handlers on the loop and in threads. A waiter from the beginning for each fifth job of each kind."""
     tasks._replace_url(url)
     draw = random.Random(7)
-    names = ("pause_async", "pause_thread")
-    jobs = [await tasks[names[n % 2]].enqueue(n) for n in range(JOBS)]
-    waiting = [asyncio.create_task(job.result(timeout=400)) for job in jobs[:50]]
+    jobs = []
+    waiting: dict[int, asyncio.Task[int]] = {}
+    checked: set[str] = set()
     workers = [start(url), start(url)]
     try:
-        for _ in range(KILLS):
-            await let_pass(draw.uniform(0.8, 1.6))
-            victim = draw.randrange(2)
-            workers[victim].kill()
-            workers[victim].wait()
-            backend = await tasks.backend()
-            acked = sorted(await done(backend))
-            replies = await backend.cells("default", [CellOp("get", Cell("results", one)) for one in acked])
-            assert all(reply.done for reply in replies)
-            workers[victim] = start(url)
-        assert [await one for one in waiting] == [n + 1 for n in range(50)]
+        backend = await tasks.backend()
+        for kill in range(KILLS):
+            for n in range(len(jobs), len(jobs) + JOBS):
+                jobs.append(await tasks[("pause_async", "pause_thread")[n % 2]].enqueue(n))
+                if n % 10 < 2:
+                    waiting[n] = asyncio.create_task(jobs[n].result(timeout=PATIENCE))
+            await let_pass(draw.uniform(0.4, 0.9))
+            # In turns, so that each lives long enough to start.
+            end(workers[kill % 2])
+            checked |= await check_results(backend, checked)
+            workers[kill % 2] = start(url)
         for n, job in enumerate(jobs):
-            assert await job.result(timeout=100) == n + 1
+            assert await job.result(timeout=PATIENCE) == n + 1
+        for n, one in waiting.items():
+            assert await one == n + 1
+        # A result is there before its message is acked.
+        while len(checked) < len(jobs):
+            await let_pass(0.05)
+            checked |= await check_results(backend, checked)
     finally:
         for worker in workers:
-            worker.kill()
-            worker.wait()
+            end(worker)
         await tasks.aclose()
         tasks._replace_url(None)
 
 
-async def done(backend: Backend) -> set[str]:
-    return {one.message.id for one in await list_messages(backend, "default", Query(State.DONE))}
+async def check_results(backend: Backend, checked: set[str]) -> set[str]:
+    """Check that each acked message that was not checked yet has its result, and return their ids."""
+    stored = await list_messages(backend, "default", Query(State.DONE))
+    acked = sorted({one.message.id for one in stored} - checked)
+    replies = await backend.cells("default", [get_cell(RESULTS, one) for one in acked])
+    assert [one for one, reply in zip(acked, replies, strict=True) if reply.cell is None] == []
+    return set(acked)

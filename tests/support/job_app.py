@@ -90,5 +90,5 @@ def walk_process(context: Context) -> int:
 
 
 @tasks.task(result=60, process=True)
-def sleep_process() -> None:
+def sleep_process(_n: int = 0) -> None:
     block_for(60)

@@ -12,6 +12,7 @@ import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import click
 import msgspec
@@ -25,7 +26,7 @@ from qworker.health.exposition import WorkerCollector, format_metrics
 from qworker.health.worker_report import WorkerReport
 from qworker.message import Lease, Message, QueueStats
 from qworker.worker.delivery import Delivery, WorkerCounts
-from qworker.worker.metrics import TaskCounts
+from qworker.worker.metrics import Feature, TaskCounts
 from qworker_fsq.environment import Constants
 
 __all__ = [
@@ -163,6 +164,8 @@ def metrics() -> dict[str, Metric]:
     """Every metric of a page of `/metrics` on which all of them are."""
     stats = QueueStats(queue="q", ready=1, leased=1, delayed=1, done=1, failed=1, oldest_age_s=1.0)
     counts = TaskCounts("q", "t", acked=1, retried=1, failed=1, released=1, lost=1)
+    for feature in get_args(Feature):
+        counts.features[feature] = {"x": 1}
     report = WorkerReport(life="1", pid=1, state="working", counts=[counts], queues=[stats], looked_at=0.0)
     found: dict[str, Metric] = {}
     name = ""

@@ -299,7 +299,7 @@ async def test_priorities_and_pending_keys_count_at_the_commit(tmp_path: Path, r
 
 async def test_what_a_directory_has_no_place_for_is_refused_while_staging(tmp_path: Path, redis: RedisServer) -> None:
     async with opened("file", tmp_path, redis) as store:
-        for draft in (Draft(body=b"", priority=1), Draft(body=b"", unique_key="k"), Draft(body=b"", fields={"a": "b"})):
+        for draft in (Draft(body=b"", unique_key="k"), Draft(body=b"", fields={"a": "b"})):
             with pytest.raises(NotSupported, match="file: does not support"):
                 await store.writer().stage("r1", 0, "a", [[draft]])
 

@@ -24,7 +24,7 @@ from qworker.health.probe import fetch_page
 from qworker.health.server import HealthServer
 from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
-from qworker.worker.metrics import TaskCounts, merge_counts
+from qworker.worker.metrics import FeatureCounts, TaskCounts, merge_counts
 
 PATIENCE = 30.0
 
@@ -148,6 +148,27 @@ def test_prometheus_own_parser_reads_the_page() -> None:
     assert ("python_info", "", "") in samples
 
 
+def test_a_feature_that_is_not_used_has_no_metric() -> None:
+    plain = TaskCounts(queue="a.b", task="resize", acked=3)
+    with served(lambda: [report(counts=[plain])]) as server:
+        before = page(server, "/metrics")[1]
+    used = FeatureCounts()
+    used.add("results", "done", "a.b", "resize", 2)
+    used.add("ticks", "missed", "elsewhere")
+    # A worker of a newer release counts what this one does not know.
+    plain.features["lanes"] = {"parked": 1}
+    with served(lambda: [report(counts=[plain, *used.counts()])]) as server:
+        after = page(server, "/metrics")[1]
+    assert "results_stored" not in before
+    assert "ticks" not in before
+    new = [line for line in after.splitlines() if "feature" in line or line not in before.splitlines()]
+    queue = 'messaging_destination_name="a.b",messaging_operation_name="process",messaging_system="qworker"'
+    assert f'qworker_results_stored_total{{{queue},qworker_outcome="done",qworker_task="resize"}} 2.0' in new
+    (ticks,) = [line for line in new if "elsewhere" in line]
+    assert ticks.startswith("qworker_schedule_ticks_total{")
+    assert ticks.endswith('qworker_outcome="missed"} 1.0')
+
+
 def test_openmetrics_is_served_to_who_asks_for_it() -> None:
     from prometheus_client.openmetrics import parser
 
@@ -205,6 +226,9 @@ def test_counters_never_fall_when_a_worker_dies_or_begins_again() -> None:
     fleet.add_report(1, report(1, counts=[TaskCounts("q", "t", acked=5)]))
     fleet.add_report(2, report(2, counts=[TaskCounts("q", "t", acked=7)]))
     assert acked() == 12
+    fleet.add_report(3, report(3, counts=[TaskCounts("q", "t", features={"results": {"done": 4}})]))
+    fleet.remove_process(3)
+    assert b'qworker_outcome="done",qworker_task="t"} 4.0' in view.metrics()[0]
     fleet.add_report(1, report(1, life="fresh", counts=[TaskCounts("q", "t", acked=1)]))
     assert acked() == 13
     fleet.remove_process(2)

@@ -15,7 +15,9 @@ from qworker import Tasks
 from qworker.errors import JobCancelled
 from tests.support.job_app import tasks as job_app
 from tests.support.waiting import let_pass
-from tests.unit.test_jobs import working
+from tests.unit.test_jobs import wait_reason, waits_are_noted_at_once, working
+
+__all__ = ["waits_are_noted_at_once"]
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("async", "thread", "process")
@@ -34,6 +36,16 @@ async def test_a_parent_of_any_kind_waits_for_a_child_of_any_kind_in_a_worker_wi
     async with working(app, concurrency=1):
         job = await app[f"parent_{parent}"].enqueue(f"add_{child}", 4)
         assert await job.result(timeout=40) == 5
+    await app.aclose()
+
+
+@pytest.mark.usefixtures("waits_are_noted_at_once")
+async def test_explain_names_the_job_that_a_process_waits_for(app):
+    async with working(app, concurrency=1):
+        job = await app["parent_process"].enqueue("sleep_process", 1)
+        while not (text := await wait_reason(app, job)).endswith(" s)"):
+            await let_pass(0.02)
+        assert " in queue default (running for " in text
     await app.aclose()
 
 

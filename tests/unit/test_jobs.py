@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from qworker.errors import (
 )
 from qworker.message import Draft, Selection, SettleAction, Settlement
 from qworker.testing.wait_until import wait_until
-from qworker.worker import Worker, WorkerOptions
+from qworker.tools.explain import explain
+from qworker.worker import Worker, WorkerOptions, wait_notes
 from tests.support.apps import close_app
 from tests.support.servers import RedisServer, free_port
-from tests.support.waiting import work_for
+from tests.support.waiting import let_pass, work_for
 
 _names = itertools.count()
 _dbs = itertools.count()
@@ -43,7 +45,7 @@ class Size(msgspec.Struct):
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    with RedisServer(port=free_port()) as server:
+    with RedisServer(port=free_port(), databases="500") as server:
         yield server
 
 
@@ -54,7 +56,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "file":
         return f"file://{tmp_path}/spool?sync=off"
     server: RedisServer = request.getfixturevalue("redis")
-    return f"redis://127.0.0.1:{server.port}/{next(_dbs) % 16}"
+    return f"redis://127.0.0.1:{server.port}/{next(_dbs)}"
 
 
 @pytest.fixture
@@ -138,6 +140,20 @@ async def test_the_last_result_counts_if_a_message_ran_twice(tasks):
     (reply,) = await backend.cells("default", [CellOp("put", stale)])
     assert not reply.done
     assert await job.result() == Size(1)
+
+
+async def test_explain_says_until_when_a_result_is_kept(tasks):
+    @tasks.task(result=3600)
+    async def keep() -> int:
+        return 1
+
+    job = await keep.enqueue()
+    before = time.time()
+    await run_all(tasks)
+    found = await explain(await tasks.backend(), job.queue, job.id)
+    (text,) = [reason.text for reason in found.reasons if reason.code == "result"]
+    until = datetime.strptime(text.removeprefix("its result is kept until "), "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=UTC)
+    assert before + 3599 <= until.timestamp() <= time.time() + 3600
 
 
 async def test_a_failed_job_raises_its_error_with_its_traceback(tasks):
@@ -580,6 +596,74 @@ async def test_a_handler_that_waits_for_its_child_frees_its_consumer(tasks, pare
         jobs = [await (outer if parent == "async" else outer_in_thread).enqueue(n) for n in range(4)]
         assert [await job.result(timeout=30) for job in jobs] == [1, 2, 3, 4]
         assert worker.counts.leased == 8
+
+
+@pytest.fixture
+def waits_are_noted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_notes, "_LONG", 0.0)
+    monkeypatch.setattr(wait_notes, "_INTERVAL", 0.01)
+
+
+async def wait_reason(tasks: Tasks, job: Job[Any]) -> str:
+    """Return what explain says of the wait of a job's handler, or ""."""
+    found = await explain(await tasks.backend(), job.queue, job.id)
+    return next((reason.text for reason in found.reasons if reason.code == "waits"), "")
+
+
+@pytest.mark.usefixtures("waits_are_noted_at_once")
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_explain_names_the_job_that_a_handler_waits_for_until_the_wait_is_over(tasks, kind):
+    goes_on, ends = asyncio.Event(), asyncio.Event()
+
+    @tasks.task(result=60)
+    async def child() -> None:
+        await goes_on.wait()
+
+    @tasks.task(result=60)
+    async def parent() -> None:
+        await (await child.using(id="child").enqueue()).result(timeout=20)
+        await ends.wait()
+
+    @tasks.task(result=60)
+    def parent_in_thread() -> None:
+        child.using(id="child").enqueue_sync().result_sync(timeout=20)
+        asyncio.run_coroutine_threadsafe(ends.wait(), loop).result(timeout=20)
+
+    loop = asyncio.get_running_loop()
+    async with working(tasks, concurrency=1):
+        job = await (parent if kind == "async" else parent_in_thread).enqueue()
+        while not (text := await wait_reason(tasks, job)).startswith(
+            "it waits for job child in queue default (running"
+        ):
+            assert not text or "(ready)" in text
+            await let_pass(0.02)
+        goes_on.set()
+        while await wait_reason(tasks, job):
+            await let_pass(0.02)
+        ends.set()
+        await job.result(timeout=20)
+    assert await wait_reason(tasks, job) == ""
+
+
+@pytest.mark.usefixtures("waits_are_noted_at_once")
+async def test_a_handler_that_waits_for_nothing_notes_nothing(tasks, monkeypatch):
+    noted = 0
+
+    @tasks.task
+    async def plain() -> None:
+        nonlocal noted
+        noted += len(await ask("waits"))
+
+    async def ask(group: str) -> list[Cell]:
+        (reply,) = await (await tasks.backend()).cells("default", [CellOp("list", Cell(group, ""))])
+        return reply.cells
+
+    async with working(tasks) as worker:
+        for _ in range(20):
+            await plain.enqueue()
+        await wait_until(lambda: worker.counts.acked == 20)
+    assert noted == 0
+    assert (worker.features.counts(), await ask("waits")) == ([], [])
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])

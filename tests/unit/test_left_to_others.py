@@ -60,6 +60,17 @@ def test_only_so_many_messages_are_remembered():
     assert releases.next("q", "1", 1000.0) == (0.1, 0.0)
 
 
+async def test_what_is_left_to_others_is_counted_without_their_names(app):
+    @app.task(name="pay")
+    async def pay(order: int) -> None: ...
+
+    await app.store.publish("default", [Draft(body=b'{"task":"other"}'), Draft(body=b'{"task":"pay","args":[]}')])
+    worker = Worker(app, WorkerOptions(burst=True))
+    await worker.run()
+    counts = {one.task: one.features for one in worker.features.counts()}
+    assert counts == {"": {"releases": {"unknown_task": 1}}, "pay": {"releases": {"arguments": 1}}}
+
+
 async def test_known_messages_behind_an_unknown_one_are_not_blocked(app):
     @app.task
     async def work() -> None:

@@ -28,6 +28,7 @@ from qworker.testing import FakeClock
 from qworker.testing.helpers import enqueued_calls, in_memory, run_until_idle
 from qworker.testing.plugin import qworker_clock, qworker_memory
 from qworker.worker import Worker, WorkerOptions
+from qworker.worker.metrics import merge_counts
 from qworker.worker.store_clock import StoreClock
 from tests.support.apps import close_app
 from tests.support.servers import RedisServer
@@ -568,6 +569,22 @@ async def test_a_second_worker_enqueues_no_tick_again(url: str, clock: FakeClock
     await app.run()
     clock.advance(60)
     assert await app.ticks() + await other.ticks() == ["10:16:00"]
+
+
+async def test_a_tick_is_counted_once_however_many_workers_enqueue_it(url: str, clock: FakeClock) -> None:
+    apps = [App(url, clock, every_minute) for _ in range(3)]
+    workers = [Worker(app.tasks, WorkerOptions(burst=True)) for app in apps]
+    await asyncio.gather(*(worker.run() for worker in workers))
+    for _ in range(2):
+        clock.advance(180)
+        rounds = [Worker(app.tasks, WorkerOptions(burst=True)) for app in apps]
+        await asyncio.gather(*(worker.run() for worker in rounds))
+        workers += rounds
+    counts = merge_counts(one for worker in workers for one in worker.features.counts())
+    # By the default policy, the latest of three ticks runs.
+    assert [(one.queue, one.task, one.features) for one in counts] == [
+        ("q", "", {"ticks": {"enqueued": 2, "missed": 4}})
+    ]
 
 
 async def test_a_tick_that_was_enqueued_before_its_worker_died_runs_once(url: str, clock: FakeClock) -> None:

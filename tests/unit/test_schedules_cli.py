@@ -38,6 +38,9 @@ def test_a_schedule_can_be_put_paused_run_and_removed(url: str, capsys: pytest.C
     assert "paused" in said(capsys, *command)
     assert said(capsys, *command, "resume", "acme") == "acme is resumed\n"
     assert said(capsys, *command, "run", "acme").startswith("acme is enqueued: ")
+    ran = json.loads(said(capsys, *command, "run", "acme", "--json"))
+    assert said(capsys, "job", url, "default", ran["id"]).startswith(f"{ran['id']}: ready")
+    assert "also kept: 1 schedule\n" in said(capsys, "stats", url, "default")
     assert "acme (0 6 * * * (Europe/Berlin)): last not yet, next " in said(capsys, "top", url, "--once")
     assert json.loads(said(capsys, *command, "remove", "acme", "--json")) == {"schedule": "acme", "action": "remove"}
     assert said(capsys, *command).startswith("no schedules")

@@ -18,14 +18,14 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from qworker import Context, Fail, Message, Retry, Tasks, logs
+from qworker import Context, Fail, FailedCall, Message, Retry, Tasks, logs
 from qworker.enqueue import tracing
 from qworker.errors import StorageFull
 from qworker.message import Lease, QueueStats
 from qworker.retry import Backoff
 from qworker.worker import Worker, WorkerOptions, telemetry
 from qworker.worker.delivery import Delivery, Outcome
-from qworker.worker.metrics import SECONDS, Metrics
+from qworker.worker.metrics import SECONDS, FeatureCounts, Metrics
 
 
 @pytest.fixture
@@ -261,6 +261,33 @@ async def test_instruments_have_bounded_attributes(reader: InMemoryMetricReader)
     assert {name for group in found.values() for point in group for name in point.attributes} <= known
 
 
+async def test_what_the_features_of_an_app_do_is_counted_if_it_is_used(reader: InMemoryMetricReader) -> None:
+    tasks = app()
+
+    @tasks.task
+    async def alert(_failed: FailedCall) -> None: ...
+
+    @tasks.task(result=60, on_failure=alert)
+    async def kept() -> int:
+        raise Fail("no way")
+
+    await kept.enqueue()
+    await work(tasks)
+    await tasks.aclose()
+    found = points(reader)
+    # Nothing else was used.
+    assert {name for name in found if name.startswith("qworker.")} == {
+        *("qworker.leases_lost", "qworker.message.tries", "qworker.results_stored", "qworker.failure_reports")
+    }
+    for name, outcome in (("qworker.results_stored", "failed"), ("qworker.failure_reports", "stored")):
+        (point,) = found[name]
+        assert (point.attributes["qworker.task"], point.attributes["qworker.outcome"], point.value) == (
+            "kept",
+            outcome,
+            1,
+        )
+
+
 def a_delivery(tasks: Tasks, task: str | None, error: BaseException | None = None) -> Delivery:
     message = Message(id="1", queue="default", body=b"", tries=2)
     delivery = Delivery(Lease(message=message, token=1, expires_at=0.0), 0.0, 0.0)
@@ -270,7 +297,7 @@ def a_delivery(tasks: Tasks, task: str | None, error: BaseException | None = Non
 
 def test_error_types_and_unknown_tasks_make_no_new_series(reader: InMemoryMetricReader) -> None:
     tasks = app()
-    meter = next(o for o in telemetry.observers() if isinstance(o, telemetry.Meter))
+    meter = next(o for o in telemetry.observers(FeatureCounts()) if isinstance(o, telemetry.Meter))
     for number in range(300):
         error = type(f"Error{number}", (Exception,), {})()
         meter.message_settled(a_delivery(tasks, "hopeless", error), Outcome.FAILED, "", 0.5)
@@ -296,7 +323,7 @@ def test_counts_come_in_buckets() -> None:
 
 
 async def test_nothing_is_traced_or_measured_without_an_sdk() -> None:
-    assert telemetry.observers() == []
+    assert telemetry.observers(FeatureCounts()) == []
     assert not telemetry.observe_queues(list)
     telemetry.flush()
     tasks = app()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker import Backoff, Draft, Fail, Retry, Tasks
+from qworker import Backoff, Draft, Fail, Retry, Tasks, Unique
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidArguments, NotSupported
 from qworker.failure_text import RemoteFailure
@@ -133,7 +133,7 @@ async def test_a_call_that_the_directory_has_no_place_for_fails_in_the_test(task
     async def work() -> None: ...
 
     with pytest.raises(NotSupported, match="file: does not support"):
-        await work.using(unique_key="x").enqueue()
+        await work.using(unique=Unique(key="x", scope="app")).enqueue()
     await work.enqueue()
     await tasks.aclose()
     assert (await run_until_idle(tasks)).acked == 1
@@ -141,7 +141,7 @@ async def test_a_call_that_the_directory_has_no_place_for_fails_in_the_test(task
 
 async def test_queues_in_memory_within_queues_in_memory_refuse_the_same(tasks):
     with in_memory(tasks), pytest.raises(NotSupported):
-        await (await tasks.backend()).publish("q", [Draft(body=b"x", unique_key="k")])
+        await (await tasks.backend()).publish("q", [Draft(body=b"x", fields={"a": "b"})])
 
 
 async def test_an_app_without_a_url_or_with_one_that_refuses_nothing_keeps_everything_in_memory(monkeypatch):

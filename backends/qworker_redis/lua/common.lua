@@ -68,6 +68,22 @@ local function free_key(keys, key, id)
   end
 end
 
+-- Return the id of the message that has a key. An older release can have left the key of a message that has finished.
+local function holder_of(keys, msg, fail, done, key)
+  local id = call('HGET', keys, key)
+  if not id or call('HEXISTS', msg, id) == 0 or call('ZSCORE', fail, id) or call('ZSCORE', done, id) then return nil end
+  return id
+end
+
+-- Return whether the key of a value is free from the first lease of its message on.
+local function is_free_when_started(value)
+  local flags = string.byte(value, 12)
+  if flags % 4 ~= 3 then return false end
+  local at = 14 + string.byte(value, 13)
+  local length = struct.unpack('>I4', value, at)
+  return cmsgpack.unpack(string.sub(value, at + 4, at + 3 + length))[4] == 's'
+end
+
 -- Return whether the error that is kept of a failed message says that it was cancelled.
 local function is_cancelled(errors, id)
   return string.sub(call('HGET', errors, id) or '', 1, 16) == 'code: cancelled\n'

@@ -1,14 +1,14 @@
 -- Claim ready messages, the first in order.
--- KEYS: meta msg ready sorted delayed leased claims gone errors wake void
+-- KEYS: meta msg ready sorted delayed leased claims keys gone errors wake void
 -- ARGV: limit, visibility us, claimant, most bytes of a body ('' any number), the client's host and
 --   its time ('' not known)
 -- RETURNS: [token, expiry us, us until the next message is due (-1: none is known; 0: lease again now), ids, values,
 --   claimant, ids of the messages whose bodies are too large: they are delayed now]
-local meta, msg, ready, sorted, delayed, leased, claims, gone, errors, wake, void = unpack(KEYS)
+local meta, msg, ready, sorted, delayed, leased, claims, keys, gone, errors, wake, void = unpack(KEYS)
 local none = {0, 0, -1, {}, {}}
 -- The client has abandoned this call, and relies on it that the call claims nothing.
 if call('EXISTS', void) == 1 then return none end
-local state = call('HMGET', meta, 'version', 'down', 'fence', 'gone', 'seen')
+local state = call('HMGET', meta, 'version', 'down', 'fence', 'gone', 'seen', 'started')
 if not state[1] or state[2] then return none end
 if state[1] ~= '1' then return too_new(state[1]) end
 
@@ -53,6 +53,10 @@ for i = 1, #ids do
   holders[2 * i - 1], holders[2 * i] = ids[i], claim
 end
 local function claim_all()
+  -- Some messages of this queue have keys that are free from the first lease on.
+  for i = 1, state[6] and #ids or 0 do
+    if values[i] and is_free_when_started(values[i]) then free_key(keys, key_of(values[i]), ids[i]) end
+  end
   -- Rows may be left for another worker.
   if #ids == limit and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
   call('HSET', meta, 'fence', text(token))

@@ -1,15 +1,17 @@
 -- Store messages: ready, or delayed until they are due. It is the only script that a full store refuses.
--- KEYS: meta msg ready sorted delayed leased claims keys wake holds mark
+-- KEYS: meta msg ready sorted delayed leased claims keys errors fail done gone wake holds mark
 -- ARGV: sequence, what this server's clock was before the call began (us; = in front of it: when it began), then for
 --   each message: id, special, rest
 --   special: '' for a message with nothing unusual; i if the client was given its id; or tries (2 bytes), delay us (8),
 --     due us (8; 0: none), priority (1; 64 more if the client was given the id; 128 more if this is next: us for which
---     the id stays taken (8)), big-endian, and the key
+--     the id stays taken (8); 32 more if this is next: what is done if a message that waits has the key (1; 1: replace
+--     it, 2: debounce it; 4 more: the key is free when the message is leased), us to wait (8), us at most (8; 0: any)),
+--     big-endian, and the key
 --   rest: the value without its tries and order
 -- RETURNS: [1 if the queue is new, then pairs of a message's number and the id that is stored instead of it]; or
 --   [-now us] if nothing was done, because this may be a request that the network has delivered late: its client calls
 --   again with that time
-local meta, msg, ready, sorted, delayed, leased, claims, keys, wake, holds, mark = unpack(KEYS)
+local meta, msg, ready, sorted, delayed, leased, claims, keys, errors, fail, done, gone, wake, holds, mark = unpack(KEYS)
 local sequence, is_exact = ARGV[1], string.byte(ARGV[2]) == 61
 local before = tonumber(is_exact and string.sub(ARGV[2], 2) or ARGV[2])
 -- Also for a first attempt: the network may deliver it late, when its repetition was stored, leased and acked.
@@ -41,8 +43,34 @@ if is_late then return {-now - 1} end
 local answer = {version and 0 or 1}
 local sets, rows, awake, checked = {}, {}, false, false
 
+-- Let a message wait until it is due, or be ready. It is stored at once: a later one of the same batch may have its key.
+local function put_waiting(id, value, due)
+  call('HSET', msg, id, value)
+  if due > now then
+    awake = make_delayed(delayed, id, due) or awake
+  else
+    make_ready(sorted, id, value)
+    awake = true
+  end
+end
+
+-- Put a message in the place of one that waits. It keeps the id and the place in the order.
+local function replace(id, rest, due, again, wait, most)
+  local value = call('HGET', msg, id)
+  if again == 2 then
+    due = now + wait
+    if most > 0 then due = math.max(now, math.min(due, struct.unpack('>I8', value, 3) + most)) end
+  end
+  local _, left = take_out({delayed = delayed}, sorted, claims, gone, id, value)
+  if left > 0 then call('HINCRBY', meta, 'gone', left) end
+  call('HDEL', errors, id)
+  put_waiting(id, struct.pack('>I2', 0) .. string.sub(value, 3, 10) .. rest, due)
+end
+
 local function put_special(i, id)
-  if not checked then check_types({sorted, delayed, holds}, {keys}, {ready, wake}) end
+  if not checked then
+    check_types({sorted, delayed, holds, leased, fail, done}, {msg, keys, claims, errors, gone}, {ready, wake})
+  end
   checked = true
   local special = ARGV[3 * i + 1]
   local tries, delay, due, priority, at = struct.unpack('>I2I8I8B', special)
@@ -52,21 +80,33 @@ local function put_special(i, id)
     hold, at = struct.unpack('>I8', special, at)
   end
   priority = priority % 64
+  local again, wait, most = 0, 0, 0
+  if priority > 31 then
+    priority = priority - 32
+    again, wait, most, at = struct.unpack('>BI8I8', special, at)
+    if again > 3 then
+      again = again - 4
+      call('HSET', meta, 'started', '1')
+    end
+  end
   local key = string.sub(special, at)
+  if due == 0 then due = now + delay end
+  if again == 2 then due = now + wait end
+  local value = struct.pack('>I2I8', tries, now + i) .. ARGV[3 * i + 2]
   if key ~= '' then
-    local pending = call('HGET', keys, key)
-    if pending then
+    local holder = holder_of(keys, msg, fail, done, key)
+    if holder and (again == 0 or not call('ZSCORE', leased, holder)) then
       insert(answer, i)
-      insert(answer, pending)
+      insert(answer, holder)
+      if again > 0 then replace(holder, ARGV[3 * i + 2], due, again, wait, most) end
       return
     end
     call('HSET', keys, key, id)
   end
   if hold > 0 then call('ZADD', holds, text(now + hold), id) end
-  local value = struct.pack('>I2I8', tries, now + i) .. ARGV[3 * i + 2]
+  if key ~= '' then return put_waiting(id, value, due) end
   insert(sets, id)
   insert(sets, value)
-  if due == 0 then due = now + delay end
   if due > now then
     awake = make_delayed(delayed, id, due) or awake
   elseif priority > 0 then

@@ -10,7 +10,7 @@ import click
 from qworker.cli.options import URLCommand, backend_from_url, duration_type, json_option, run
 from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.top.sampler import Sample, Sampler
-from qworker.cli.top.table import COLUMNS, cells, heading, schedule_line
+from qworker.cli.top.table import COLUMNS, cells, heading, running_line, schedule_line
 from qworker.extras import not_installed
 from qworker.names import check_existing_queue
 
@@ -44,7 +44,8 @@ def command(url: str, queue: str | None, interval: float, health: tuple[str, ...
     have finished, from the history, or from the health ports of --health. workers: those that hold a lease, or have
     recorded an event in the last 10 s. Needs the extra "tui" on a terminal.
 
-    Below the queues are the schedules: the last tick with its outcome, and the next one.
+    Below the queues are the schedules: the last tick with its outcome, and the next one. Then the running jobs that
+    have reported progress.
 
     Keys: q quits, space pauses, r refreshes now, s sorts by the next column.
 
@@ -90,5 +91,7 @@ def _print(sample: Sample) -> None:
         echo("no queues yet: `qworker run`, `enqueue` or `create` creates them")
     for row in sample.schedules:
         echo(schedule_line(row))
+    for job in sample.running:
+        echo(running_line(job, sample.at))
     if sample.problem is not None:
         echo(sample.problem, err=True)

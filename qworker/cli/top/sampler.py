@@ -14,16 +14,20 @@ from qworker.backend.listing import list_messages
 from qworker.cli.schedules import read_all
 from qworker.cli.top.history_rates import HistoryRates
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.envelope import Envelope, open_envelope
 from qworker.errors import QueueNotFound
 from qworker.health.probe import fetch_page
+from qworker.jobs.kept import used_groups
+from qworker.jobs.records import PROGRESS, Progress, get_cell, read_progress
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.logs import one_line
-from qworker.message import Query, QueueStats, State
+from qworker.message import Query, QueueStats, State, StoredMessage
+from qworker.parcel import unpack
 from qworker.schedules.code import supports_schedules
 from qworker.schedules.store import ScheduleStatus
 from qworker.worker.outage import BACKEND_ERRORS
 
-__all__ = ["Row", "Sample", "Sampler", "WorkerTotals"]
+__all__ = ["Row", "RunningJob", "Sample", "Sampler", "WorkerTotals"]
 
 # Rates are averages over this number of seconds, or since the first sample.
 _WINDOW_S = 10.0
@@ -57,6 +61,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     failed_rate: float | None = None
 
 
+class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose handler runs and has reported progress."""
+
+    queue: str
+    id: str
+    # None: the message is raw.
+    task: str | None
+    progress: Progress
+    # Unix seconds at which its handler started. None: it is not known.
+    started_at: float | None = None
+
+
 class WorkerTotals(msgspec.Struct, frozen=True):
     """The sums over the workers behind the health ports."""
 
@@ -76,6 +92,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
     # The schedules of these queues, by name. Empty on a store that does not support them.
     schedules: list[ScheduleStatus] = []
+    # The running jobs that have reported progress, of each queue.
+    running: list[RunningJob] = []
     # None: no health port is given, or none answers.
     fleet: WorkerTotals | None = None
     # The reason why the rows are from an earlier sample, or why counts from health ports are missing.
@@ -123,6 +141,7 @@ class Sampler:
         self._history = HistoryRates(backend)
         self._rows: list[Row] = []
         self._schedules: list[ScheduleStatus] = []
+        self._running: list[RunningJob] = []
 
     async def sample(self) -> Sample:
         """Sample now. If the store does not answer, return the earlier rows with the reason.
@@ -152,6 +171,7 @@ class Sampler:
             at=self._clock.time(),
             rows=self._rows,
             schedules=self._schedules,
+            running=self._running,
             fleet=fleet,
             problem=problem,
         )
@@ -166,10 +186,14 @@ class Sampler:
     async def _sample_queues(self, healths: Sequence[_HealthCounts]) -> list[Row]:
         names = [self._queue] if self._queue is not None else await self._backend.queues()
         seen: list[tuple[QueueStats, int]] = []
+        running: list[RunningJob] = []
         for name in names:
             alone = name == self._queue
             found = [await self._backend.stats(name)] if alone else await count_queues(self._backend, [name])
-            seen += [(stats, await self._holders(stats)) for stats in found]
+            for stats in found:
+                leases = await self._leases(stats)
+                seen.append((stats, len({lease.holder for lease in leases if lease.holder is not None})))
+                running += await self._running_jobs(stats.queue, leases)
         now = self._clock.monotonic()
         if self._history.on:
             await self._history.sample(now)
@@ -178,6 +202,7 @@ class Sampler:
         self._forget(now, counted)
         rows = [self._row(stats, workers, counted[stats.queue], now) for stats, workers in seen]
         self._past.append((now, counted))
+        self._running = running
         return rows
 
     def _forget(self, now: float, counted: Mapping[str, _Counts]) -> None:
@@ -194,11 +219,31 @@ class Sampler:
             return None
         return {queue: {"acked": told.done[queue], "failed": told.failed[queue]} for queue in queues}
 
-    async def _holders(self, stats: QueueStats) -> int:
+    async def _leases(self, stats: QueueStats) -> list[StoredMessage]:
         if not stats.leased:
-            return 0
-        leases = await list_messages(self._backend, stats.queue, Query(State.LEASED, limit=_MOST_LEASES))
-        return len({lease.holder for lease in leases if lease.holder is not None})
+            return []
+        return await list_messages(self._backend, stats.queue, Query(State.LEASED, limit=_MOST_LEASES))
+
+    async def _running_jobs(self, queue: str, leases: Sequence[StoredMessage]) -> list[RunningJob]:
+        """Return the jobs that have reported progress. Where no job of a queue has, that is one look."""
+        if not leases or PROGRESS not in await used_groups(self._backend, queue):
+            return []
+        ops = [get_cell(PROGRESS, lease.message.id) for lease in leases]
+        found: list[RunningJob] = []
+        for lease, reply in zip(leases, await self._backend.cells(queue, ops), strict=True):
+            stored = read_progress(reply.cell)
+            if stored is not None:
+                opened = open_envelope(unpack(lease.message).body)
+                task = opened.task if isinstance(opened, Envelope) else None
+                job = RunningJob(
+                    queue=queue,
+                    id=lease.message.id,
+                    task=task,
+                    progress=stored.progress,
+                    started_at=stored.started_at,
+                )
+                found.append(job)
+        return found
 
     def _row(self, stats: QueueStats, workers: int, counted: _Counts, now: float) -> Row:
         before, since = next(

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from qworker.cli.output import format_time
 from qworker.cli.top.sampler import Row, Sample
-from qworker.cli.top.table import COLUMNS, cells, heading, schedule_line
+from qworker.cli.top.table import COLUMNS, cells, heading, running_line, schedule_line
 from qworker.errors import BackendError
 from qworker.names import printable
 
@@ -24,6 +24,8 @@ __all__ = ["TopScreen"]
 _SHARE = 0.1
 # The lines of schedules on the screen.
 _MOST_SCHEDULES = 8
+# The lines of running jobs on the screen.
+_MOST_RUNNING = 8
 
 
 class TopScreen(App[None]):
@@ -39,7 +41,7 @@ class TopScreen(App[None]):
     #heading, #status { height: 1; padding: 0 1; }
     #heading { text-style: bold; }
     DataTable { height: 1fr; }
-    #schedules { height: auto; padding: 0 1; }
+    #below { height: auto; padding: 0 1; }
     """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -70,7 +72,7 @@ class TopScreen(App[None]):
         """Yield the widgets of the screen."""
         yield Static(id="heading")
         yield self._table
-        yield Static(id="schedules")
+        yield Static(id="below")
         yield Static(id="status")
         yield Footer()
 
@@ -132,7 +134,8 @@ class TopScreen(App[None]):
                 table.move_cursor(row=table.row_count - 1)
         self.query_one("#heading", Static).update(Text(printable(heading(seen))))
         lines = [printable(schedule_line(row)) for row in seen.schedules[:_MOST_SCHEDULES]]
-        self.query_one("#schedules", Static).update(Text("\n".join(lines)))
+        lines += [printable(running_line(job, seen.at)) for job in seen.running[:_MOST_RUNNING]]
+        self.query_one("#below", Static).update(Text("\n".join(lines)))
         said = seen.problem or f"{'paused' if self._paused else 'at'} {format_time(seen.at)}"
         self._say(f"{said}   by {self._ORDERS[self._order][0]}")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from qworker.cli.output import format_seconds
 from qworker.cli.schedules import format_tick
-from qworker.cli.top.sampler import Row, Sample
+from qworker.cli.top.sampler import Row, RunningJob, Sample
 from qworker.names import counted
 from qworker.schedules.store import ScheduleStatus
 
-__all__ = ["COLUMNS", "cells", "heading", "schedule_line"]
+__all__ = ["COLUMNS", "cells", "heading", "running_line", "schedule_line"]
 
 COLUMNS = (
     "queue",
@@ -73,3 +73,17 @@ def schedule_line(row: ScheduleStatus) -> str:
     last = "not yet" if row.last is None else f"{format_tick(row.last)} {row.outcome or ''}".rstrip()
     upcoming = "paused" if row.paused else f"next {format_tick(row.next)}"
     return f"{row.name} ({row.definition}): last {last}, {upcoming}"
+
+
+def running_line(job: RunningJob, now: float) -> str:
+    """Return the progress of a running job on one line.
+
+    Args:
+        job: The job.
+        now: Unix seconds.
+    """
+    progress = job.progress
+    total = "" if progress.total is None else f"/{progress.total:g}"
+    text = f", {progress.text}" if progress.text else ""
+    since = "" if job.started_at is None else f", running for {format_seconds(max(0.0, now - job.started_at))}"
+    return f"{job.task or 'raw message'} {job.id} in {job.queue}: {progress.done:g}{total}{text}{since}"

@@ -33,7 +33,7 @@ from qworker.envelope import EncodedResult, Envelope, encode_result, open_envelo
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text, summary_of
 from qworker.jobs.handler_wait import HANDLER_WAITS
-from qworker.jobs.records import Progress
+from qworker.jobs.records import AwaitedJob, Progress
 from qworker.kit.linux import set_parent_death_signal
 from qworker.message import Lease, Message
 from qworker.retry import class_names
@@ -172,14 +172,15 @@ class LeaseCheck:
                 # The parent is gone, and this process ends soon.
                 self._link.send(RunReply(how="progress", progress=progress))
 
-    def begin_wait(self) -> None:
-        """Report to the parent that the handler waits for another job. From any of the handler's threads.
+    def begin_wait(self, job: AwaitedJob) -> None:
+        """Report to the parent that the handler waits for this job. From any of the handler's threads.
 
         Raises:
             UsageError: Too many handlers of the worker wait.
         """
         with self._lock:
-            if not self._over and self._waits == 0 and self._link.ask(RunReply(how="waiting")) is False:
+            question = RunReply(how="waiting", job=job)
+            if not self._over and self._waits == 0 and self._link.ask(question) is False:
                 raise UsageError(
                     "too many handlers of this worker wait for other jobs: use a workflow, or raise --concurrency"
                 )
@@ -208,9 +209,9 @@ class ChildWaits:
     def __init__(self, lease: LeaseCheck) -> None:
         self._lease = lease
 
-    def begin(self, _running: logs.Running) -> None:
+    def begin(self, _running: logs.Running, job: AwaitedJob) -> None:
         """Report that the handler waits. See `HandlerWaits`."""
-        self._lease.begin_wait()
+        self._lease.begin_wait(job)
 
     def end(self, _running: logs.Running) -> None:
         """Report that the handler continues."""
@@ -236,6 +237,8 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     classes: Sequence[str] = ()
     result: EncodedResult | None = None
     progress: Progress | None = None
+    # The job that the handler waits for.
+    job: AwaitedJob | None = None
 
 
 def main(descriptor: int) -> None:

@@ -26,7 +26,7 @@ from qworker.decision import Fail, Retry
 from qworker.errors import UsageError
 from qworker.failure_text import NotBegun, ProcessDied, RemoteFailure, error_type
 from qworker.jobs.handler_wait import HANDLER_WAITS, HandlerWaits
-from qworker.jobs.records import Progress
+from qworker.jobs.records import AwaitedJob, Progress
 from qworker.task import Handler, RawHandler
 from qworker.worker.delivery import Delivery
 from qworker.worker.handlers.child_main import ChildSetup, RunReply, RunRequest
@@ -223,19 +223,19 @@ class _Attempt:
             self._timer.start()
         elif reply.how == "check_lease":
             return self._runner.is_lost(self._delivery)
-        elif reply.how == "waiting":
-            return self._begin_wait()
+        elif reply.job is not None:
+            return self._begin_wait(reply.job)
         elif reply.how == "resumed":
             self.end_wait()
         elif reply.progress is not None:
             self._runner.report(self._delivery, reply.progress)
         return None
 
-    def _begin_wait(self) -> bool:
+    def _begin_wait(self, job: AwaitedJob) -> bool:
         waits = HANDLER_WAITS.get()
         if waits is not None:
             try:
-                waits.begin(self._delivery)
+                waits.begin(self._delivery, job)
             except UsageError:
                 return False
             self._waits = waits

@@ -29,6 +29,7 @@ FIGURES = (
     "serve",
     "poison",
     "schedules",
+    "cancel",
     "peers",
     "depth",
     "ids",
@@ -43,7 +44,7 @@ FIGURES = (
     "mq",
 )
 # What they ask is a bound that `make bench` checks, and no speed: `--against` compares them only where they are named.
-COUNTED = ("health", "outage", "restarts", "memory", "serve", "poison", "schedules")
+COUNTED = ("health", "outage", "restarts", "memory", "serve", "poison", "schedules", "cancel")
 # Those of the pipeline, which need a Java.
 SPARK_FIGURES = ("spark_read", "spark_load", "spark_archive")
 

@@ -19,6 +19,8 @@ from harness.report import median, spread
 from harness.stopwatch import Stopwatch
 
 ASKED_RATE = 12_000
+# Who: microseconds of CPU per message, a value a round.
+Costs = dict[str, list[float]]
 # Batch: the least share of the rate without syncs.
 ASKED_SHARES = {100: 0.60, 1000: 0.75}
 
@@ -27,7 +29,8 @@ def measure(bench: Bench) -> list[Figure]:
     """Messages per second, and the share of it that is left with syncs; batches are both published and run at once."""
     found: list[Figure] = []
     for batch, asked in ASKED_SHARES.items():
-        rates = bench.turns([(sync, partial(_at_once, bench, sync, batch)) for sync in ("off", "full")])
+        costs: Costs = {}
+        rates = bench.turns([(sync, partial(_at_once, bench, sync, batch, costs)) for sync in ("off", "full")])
         shares = [full / off for full, off in zip(rates["full"], rates["off"], strict=True)]
         found += [
             Figure(
@@ -59,17 +62,25 @@ def measure(bench: Bench) -> list[Figure]:
                 rounds=rates["full"],
                 note=spread(rates["full"]),
             ),
+            *(_cost(f"of the {who} per message, sync=off, batches of {batch}", costs[who]) for who in sorted(costs)),
         ]
     return [*found, *_beside(bench)]
 
 
+def _cost(what: str, costs: list[float]) -> Figure:
+    return Figure(
+        figure="cycle", what=f"CPU {what}", measured=median(costs), unit="us", rounds=costs, note=spread(costs)
+    )
+
+
 def _beside(bench: Bench) -> list[Figure]:
     """The same in one process, and what that consists of in this hour: the kernel's part, and the history's."""
+    costs: list[float] = []
     rates = bench.turns(
         [
-            ("all", lambda: _in_turn(bench, in_turn, sync="off")),
-            ("silent", lambda: _in_turn(bench, in_turn, sync="off&history=0")),
-            ("bare", lambda: _in_turn(bench, bare)),
+            ("all", lambda: _in_turn(bench, in_turn, costs, sync="off")),
+            ("silent", lambda: _in_turn(bench, in_turn, [], sync="off&history=0")),
+            ("bare", lambda: _in_turn(bench, bare, [])),
         ]
     )
     return [
@@ -82,6 +93,7 @@ def _beside(bench: Bench) -> list[Figure]:
             rounds=rates["all"],
             note=spread(rates["all"]),
         ),
+        _cost("per message, published and then worked off by one process, sync=off, batches of 100", costs),
         *(
             Figure(
                 figure="cycle",
@@ -99,76 +111,94 @@ def _beside(bench: Bench) -> list[Figure]:
     ]
 
 
-def _at_once(bench: Bench, sync: str, batch: int) -> float:
-    """Messages per second, from the first publish in one process to the last ack in another."""
+def _at_once(bench: Bench, sync: str, batch: int, costs: Costs) -> float:
+    """Messages per second, from the first publish in one process to the last ack in another.
+
+    Args:
+        bench: where.
+        sync: the option of the queue.
+        batch: messages of one publish, and handlers at once.
+        costs: takes the microseconds of CPU per message of both, without syncs.
+    """
     folder = bench.fresh()
     given = {"url": bench.url(folder, sync), "count": bench.size(20_000, 1_000), "batch": batch}
     with Child(publish_all, given) as publisher, Child(work_all, given) as worker:
         publisher.read()
         worker.read()
         publisher.tell()
-        first_ns, last_ns = publisher.result(), worker.result()
+        (first_ns, publishing), (last_ns, working) = publisher.result(), worker.result()
     bench.discard(folder)
+    if sync == "off":
+        costs.setdefault("publisher", []).append(publishing / given["count"] * 1e6)
+        costs.setdefault("worker", []).append(working / given["count"] * 1e6)
     return float(given["count"] / ((last_ns - first_ns) / 1e9))
 
 
-def _in_turn(bench: Bench, function: Callable[[dict[str, Any]], float], sync: str = "off") -> float:
+def _in_turn(
+    bench: Bench, function: Callable[[dict[str, Any]], tuple[float, float]], costs: list[float], sync: str = "off"
+) -> float:
     folder = bench.fresh()
-    rate: float = bench.call(
-        function, folder=str(folder), url=bench.url(folder, sync), count=bench.size(20_000, 1_000), batch=100
+    seconds, cpu = bench.call(
+        function,
+        folder=str(folder),
+        url=bench.url(folder, sync),
+        count=(count := bench.size(20_000, 1_000)),
+        batch=100,
     )
     bench.discard(folder)
-    return rate
+    costs.append(cpu / count * 1e6)
+    return float(count / seconds)
 
 
-def publish_all(given: dict[str, Any]) -> int:
-    """Publish when told to; the moment of the first."""
+def publish_all(given: dict[str, Any]) -> tuple[int, float]:
+    """Publish when told to; the moment of the first, and the seconds of CPU."""
     from harness.work import noop_app, publish, run_loop, say
 
-    async def run() -> int:
+    async def run() -> tuple[int, float]:
         tasks = noop_app(given["url"])
         await publish(tasks, given["batch"], given["batch"])
         say("ready")
         sys.stdin.readline()
-        first_ns = time.monotonic_ns()
+        first_ns, timer = time.monotonic_ns(), Stopwatch()
         await publish(tasks, given["count"], given["batch"])
-        return first_ns
+        return first_ns, timer.cpu_seconds
 
     return run_loop(run())
 
 
-def work_all(given: dict[str, Any]) -> int:
-    """Work until everything is settled; the moment of the last."""
+def work_all(given: dict[str, Any]) -> tuple[int, float]:
+    """Work until everything is settled; the moment of the last, and the seconds of CPU."""
     from harness.work import noop_app, run_loop, say, work_off
 
-    async def run() -> int:
+    async def run() -> tuple[int, float]:
         tasks = noop_app(given["url"])
         await work_off(tasks, given["batch"], given["batch"])
         say("ready")
         started_ns = time.monotonic_ns()
-        working, _ = await work_off(tasks, given["count"], given["batch"])
-        return started_ns + round(working * 1e9)
+        working, cpu = await work_off(tasks, given["count"], given["batch"])
+        return started_ns + round(working * 1e9), cpu
 
     return run_loop(run())
 
 
-def in_turn(given: dict[str, Any]) -> float:
-    """Messages per second, all published and then all worked off, by this process."""
+def in_turn(given: dict[str, Any]) -> tuple[float, float]:
+    """Seconds, and of CPU, in which all messages are published and then worked off, by this process."""
     from harness.work import noop_app, publish, run_loop, work_off
 
-    async def run() -> float:
+    async def run() -> tuple[float, float]:
         tasks = noop_app(given["url"])
         # The same once in small: the queue, the imports and the caches are there when it counts.
         await publish(tasks, given["batch"], given["batch"])
         await work_off(tasks, given["batch"], given["batch"])
+        timer = Stopwatch()
         publishing = await publish(tasks, given["count"], given["batch"])
         working, _ = await work_off(tasks, given["count"], given["batch"])
-        return float(given["count"] / (publishing + working))
+        return publishing + working, timer.cpu_seconds
 
     return run_loop(run())
 
 
-def bare(given: dict[str, Any]) -> float:
+def bare(given: dict[str, Any]) -> tuple[float, float]:
     """The same by system calls alone."""
     from harness.bare import BareQueue
 
@@ -180,4 +210,4 @@ def bare(given: dict[str, Any]) -> float:
         held = [queue.lease(name, len(body)) for name in names[first : first + given["batch"]]]
         for file, name in held:
             queue.ack(file, name)
-    return float(given["count"] / timer.seconds)
+    return timer.seconds, timer.cpu_seconds

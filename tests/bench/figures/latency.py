@@ -13,6 +13,7 @@ from typing import Any
 from harness import Bench, Figure
 from harness.bench import Child
 from harness.report import percentile
+from harness.stopwatch import Stopwatch
 
 _FOREIGN = "mv"
 # Milliseconds between two messages: the worker waits before each. After the longer pauses the processors' caches are
@@ -31,7 +32,7 @@ def measure(bench: Bench) -> list[Figure]:
         (_FOREIGN, SHORT, (5.0, None)),
         (_FOREIGN, LONG, (None, None)),
     ):
-        delays = _delays(bench, how, pause, count)
+        delays, working, publishing = _delays(bench, how, pause, count)
         label = "a foreign mv into queue/" if how == _FOREIGN else f"enqueue in another process, sync={how},"
         for share, most in zip((0.5, 0.99), asked, strict=True):
             found.append(
@@ -44,10 +45,16 @@ def measure(bench: Bench) -> list[Figure]:
                     note=f"{len(delays)} messages, {pause[0]} to {pause[1]} ms apart",
                 )
             )
+        if how == "off" and pause == SHORT:
+            found += [
+                Figure(figure="latency", what=f"CPU of the {who} per message, idle worker", measured=cost, unit="us")
+                for who, cost in (("worker", working), ("publisher", publishing))
+            ]
     return found
 
 
-def _delays(bench: Bench, how: str, pause: tuple[int, int], count: int) -> list[float]:
+def _delays(bench: Bench, how: str, pause: tuple[int, int], count: int) -> tuple[list[float], float, float]:
+    """Milliseconds, and the microseconds of CPU per message of the worker and of the publisher."""
     folder = bench.fresh()
     url = bench.url(folder, "off" if how == _FOREIGN else how)
     # The first ones find everything cold.
@@ -56,13 +63,13 @@ def _delays(bench: Bench, how: str, pause: tuple[int, int], count: int) -> list[
         working.read()
         send = foreign if how == _FOREIGN else enqueue
         queue = str(folder / "spool" / "bench")
-        bench.call(send, url=url, queue=queue, count=count + warm, pause=[ms / 1000 for ms in pause])
-        delays: list[float] = working.result()
-    return delays[warm:]
+        publishing = bench.call(send, url=url, queue=queue, count=count + warm, pause=[ms / 1000 for ms in pause])
+        delays, cpu = working.result()
+    return delays[warm:], cpu / (count + warm) * 1e6, publishing / (count + warm) * 1e6
 
 
-def worker(given: dict[str, Any]) -> list[float]:
-    """Milliseconds from the time in each message to the start of its handler."""
+def worker(given: dict[str, Any]) -> tuple[list[float], float]:
+    """Milliseconds from the time in each message to the start of its handler; and seconds of CPU in all."""
     from harness.work import QUEUE, Finished, run_loop, say
     from qworker import Tasks
     from qworker.worker import Worker
@@ -74,23 +81,25 @@ def worker(given: dict[str, Any]) -> list[float]:
     async def stamp(sent_ns: int) -> None:
         delays.append((time.monotonic_ns() - sent_ns) / 1e6)
 
-    async def run() -> list[float]:
+    async def run() -> tuple[list[float], float]:
         watch = Finished(given["count"])
         working = Worker(tasks)
         working.observers.append(watch)
         running = asyncio.create_task(working.run())
         await asyncio.sleep(1.0)
         say("ready")
+        timer = Stopwatch()
         await watch.all.wait()
+        cpu = timer.cpu_seconds
         working.drain()
         await running
-        return delays
+        return delays, cpu
 
     return run_loop(run())
 
 
-def enqueue(given: dict[str, Any]) -> None:
-    """Enqueue with pauses; the clock is read before the call."""
+def enqueue(given: dict[str, Any]) -> float:
+    """Enqueue with pauses; the clock is read before the call. Seconds of CPU in all."""
     from harness.work import QUEUE, run_loop
     from qworker import Tasks
 
@@ -100,16 +109,19 @@ def enqueue(given: dict[str, Any]) -> None:
     async def stamp(sent_ns: int) -> None:
         raise NotImplementedError
 
-    async def run() -> None:
+    async def run() -> float:
+        timer = Stopwatch()
         for _ in range(given["count"]):
             await asyncio.sleep(random.uniform(*given["pause"]))
             await stamp.enqueue(time.monotonic_ns())
+        return timer.cpu_seconds
 
-    run_loop(run())
+    return run_loop(run())
 
 
-def foreign(given: dict[str, Any]) -> None:
-    """Write a file beside the queue and rename it into it, as any program may."""
+def foreign(given: dict[str, Any]) -> float:
+    """Write a file beside the queue and rename it into it, as any program may. Seconds of CPU in all."""
+    timer = Stopwatch()
     queue = Path(given["queue"])
     assert "qworker" not in sys.modules
     for number in range(given["count"]):
@@ -117,3 +129,4 @@ def foreign(given: dict[str, Any]) -> None:
         sent = time.monotonic_ns()
         (queue / "tmp" / f"drop-{number}").write_text(f'{{"task":"stamp","args":[{sent}]}}')
         os.rename(queue / "tmp" / f"drop-{number}", queue / "queue" / f"drop-{number}")
+    return timer.cpu_seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,29 @@ from harness.running import running, write_app
 from harness.server import redis_server
 
 ASKED_MB = 5.0
+# The share of the messages after which the first measurement is taken.
+_WARM = 20
 # So many messages wait at most: it is the worker that is looked at, and no backlog.
 _WAITING = 10_000
 
 
 def measure(bench: Bench) -> list[Figure]:
-    """What grew between a tenth of the messages and all of them; both times the worker has nothing to do."""
-    folder = bench.fresh()
-    found = _grown(folder, bench.url(folder), bench, "file:")
-    bench.discard(folder)
-    folder = bench.fresh()
-    with redis_server(folder) as server:
-        found += _grown(folder, server.url, bench, "redis:")
+    """What grew between a part of the messages and all of them; both times the worker has nothing to do."""
+    found: list[Figure] = []
+    for features in (True, False):
+        more = " with results, a schedule and hooks," if features else ""
+        folder = bench.fresh()
+        found += _grown(folder, bench.url(folder), bench, f"file:{more}", features)
+        bench.discard(folder)
+        folder = bench.fresh()
+        with redis_server(folder) as server:
+            found += _grown(folder, server.url, bench, f"redis:{more}", features)
     return found
 
 
-def _grown(folder: Path, url: str, bench: Bench, name: str) -> list[Figure]:
+def _grown(folder: Path, url: str, bench: Bench, name: str, features: bool) -> list[Figure]:
     count = bench.size(1_000_000, 20_000)
-    write_app(folder)
+    write_app(folder, features=features)
     with (
         running(folder, url) as worker,
         Child(feed, {"url": url, "count": count}) as feeding,
@@ -53,7 +59,7 @@ def _grown(folder: Path, url: str, bench: Bench, name: str) -> list[Figure]:
             asked=ASKED_MB,
             measured=after - before,
             unit="MB",
-            note=f"{before:.1f} MB after a tenth of them, {highest:.1f} at most, {after:.1f} at the end",
+            note=f"{before:.1f} MB after {count // _WARM:,}, {highest:.1f} at most, {after:.1f} at the end",
         ),
         Figure(
             figure="memory",
@@ -61,7 +67,7 @@ def _grown(folder: Path, url: str, bench: Bench, name: str) -> list[Figure]:
             asked=0,
             measured=files_after - files_before,
             unit="",
-            note=f"{files_before} after a tenth",
+            note=f"{files_before} after {count // _WARM:,}",
         ),
     ]
 
@@ -73,11 +79,16 @@ def _memory(pid: int) -> float:
 
 
 def _open_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    """How many files a process has open, the least of a second: what it does each second opens some for a moment."""
+    counts: list[int] = []
+    for _ in range(10):
+        counts.append(len(os.listdir(f"/proc/{pid}/fd")))
+        time.sleep(0.1)
+    return min(counts)
 
 
 def feed(given: dict[str, Any]) -> None:
-    """Publish calls of `noop` as they are run. Print their number, and `idle` after a tenth of them and after all."""
+    """Publish calls of `noop` as they are run. Print their number, and `idle` after some of them and after all."""
     from harness.work import QUEUE, run_loop, say
     from qworker import Draft
     from qworker.backend import Backend
@@ -93,15 +104,15 @@ def feed(given: dict[str, Any]) -> None:
     async def run() -> None:
         backend = open_backend(given["url"])
         made = [Draft(body=b'{"task":"noop","args":[%d]}' % number) for number in range(1000)]
-        tenth = given["count"] // 10
+        first = given["count"] // _WARM
         for done in range(0, given["count"], 1000):
-            if done == tenth:
+            if done == first:
                 await wait_until(backend, 0)
                 say("idle")
                 sys.stdin.readline()
             await wait_until(backend, _WAITING)
             await backend.publish(QUEUE, made)
-            if done % 20_000 == 0 and done > tenth:
+            if done % 20_000 == 0 and done > first:
                 say(done)
         await wait_until(backend, 0)
         say("idle")

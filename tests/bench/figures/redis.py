@@ -186,7 +186,7 @@ def _enqueueing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Fig
             if turn:
                 theirs.setdefault(name, []).append(rate)
     best = max((name for name in theirs if name in ASYNCIO), key=lambda name: median(theirs[name]))
-    one_by_one, many = _own_enqueueing(ours)
+    one_by_one, *rest = _own_enqueueing(ours)
     return [
         Figure(
             figure="redis",
@@ -198,7 +198,7 @@ def _enqueueing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Fig
             note=f"{best}: {median(theirs[best]):,.0f}/s",
         ),
         one_by_one,
-        many,
+        *rest,
         *told("enqueue one by one", theirs, "/s"),
     ]
 
@@ -210,8 +210,8 @@ def _enqueued(bench: Bench, server: RedisServer) -> dict[str, float]:
     return found
 
 
-def _own_enqueueing(ours: list[dict[str, float]]) -> tuple[Figure, Figure]:
-    one_by_one, many = ([one[name] for one in ours] for name in ("one", "many"))
+def _own_enqueueing(ours: list[dict[str, float]]) -> tuple[Figure, ...]:
+    one_by_one, many, cpu = ([one[name] for one in ours] for name in ("one", "many", "cpu_us"))
     return (
         Figure(
             figure="redis",
@@ -232,6 +232,14 @@ def _own_enqueueing(ours: list[dict[str, float]]) -> tuple[Figure, Figure]:
             rounds=many,
             note=spread(many),
         ),
+        Figure(
+            figure="redis",
+            what="CPU of the publisher per task, enqueue one by one",
+            measured=median(cpu),
+            unit="us",
+            rounds=cpu,
+            note=spread(cpu),
+        ),
     )
 
 
@@ -247,10 +255,10 @@ def enqueue(given: dict[str, Any]) -> dict[str, float]:
         timer = Stopwatch()
         for _ in range(given["one"]):
             await noop.enqueue("x" * 60)
-        one = given["one"] / timer.seconds
+        one, cpu_us = given["one"] / timer.seconds, timer.cpu_seconds / given["one"] * 1e6
         timer = Stopwatch()
         await tasks.enqueue_many(noop.call("x" * 60) for _ in range(given["many"]))
-        return {"one": one, "many": given["many"] / timer.seconds}
+        return {"one": one, "cpu_us": cpu_us, "many": given["many"] / timer.seconds}
 
     return run_loop(run())
 

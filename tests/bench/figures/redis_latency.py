@@ -88,7 +88,7 @@ def _ours(bench: Bench, server: RedisServer, count: int, pause: tuple[int, int])
     with Child(latency.worker, {"url": server.url, "count": sent}) as working:
         working.read()
         bench.call(latency.enqueue, url=server.url, count=sent, pause=_seconds(pause))
-        found: list[float] = working.result()
+        found: list[float] = working.result()[0]
         return found[_WARM:]
 
 

@@ -74,7 +74,7 @@ def commit_named(commit: str) -> str:
     return found
 
 
-def code_at(commit: str, folder: Path) -> Code:
+def code_at(commit: str, folder: Path, *, this_bench: bool = False) -> Code:
     """The code of a commit.
 
     A commit whose bench cannot measure qworker's own side alone is driven by the first bench that can: that of the
@@ -83,6 +83,7 @@ def code_at(commit: str, folder: Path) -> Code:
     Args:
         commit: its hash.
         folder: empty; takes the tree and the environment.
+        this_bench: drive it by this tree's bench, for numbers that its own does not have.
 
     Raises:
         CannotCompare: it cannot be unpacked or installed.
@@ -90,10 +91,10 @@ def code_at(commit: str, folder: Path) -> Code:
     tree = folder / "tree"
     tree.mkdir()
     _unpack(commit, tree)
-    if not (tree / _MARK).exists():
+    if this_bench or not (tree / _MARK).exists():
         shutil.rmtree(tree / _BENCH, ignore_errors=True)
         brought = _git("log", "--diff-filter=A", "--format=%H", "--", str(_MARK)).split()
-        if brought:
+        if brought and not this_bench:
             _unpack(brought[-1], tree, str(_BENCH))
         else:
             shutil.copytree(ROOT / _BENCH, tree / _BENCH)

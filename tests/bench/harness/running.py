@@ -56,9 +56,35 @@ async def block(number: int, seconds: float) -> None:
 """
 
 
-def write_app(folder: Path) -> None:
-    """Put the app of these figures into a folder: tasks `step`, `noop` and `block` on the queue `bench`."""
-    (folder / "app.py").write_text(_APP)
+# Results are kept for so short that they expire as others come.
+_FEATURES = """
+from qworker import Hook, Tasks
+
+class Around(Hook):
+    async def around(self, attempt, go):
+        return await go()
+
+tasks = Tasks(hooks=[Around()])
+
+@tasks.task(queue="bench", result=5)
+async def noop(number: int) -> int:
+    return number
+
+@tasks.every(1)
+@tasks.task(queue="bench")
+async def tick() -> None:
+    pass
+"""
+
+
+def write_app(folder: Path, *, features: bool = False) -> None:
+    """Put the app of these figures into a folder: tasks `step`, `noop` and `block` on the queue `bench`.
+
+    Args:
+        folder: where.
+        features: only `noop`, with a result and a hook, beside a schedule with a tick each second.
+    """
+    (folder / "app.py").write_text(_FEATURES if features else _APP)
 
 
 class Running:

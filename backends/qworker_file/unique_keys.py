@@ -1,0 +1,128 @@
+"""Unique keys: the symlink `names/key-<hash>` names the message that has a key.
+
+A key counts only while that message waits or is leased, which its link, its place and its name show (`id_place`). So no
+step has to free a key, and no death can leave one taken: a symlink whose message is not visible, has finished, or is
+gone is void, and the next publish replaces it. A key that is free from the first lease on is freed by the rename of
+that lease, which changes the mark in the item's name. Only a process with the lock of names/ lets a message have a key,
+so two messages never have it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from enum import Enum
+from urllib.parse import quote, unquote
+
+from qworker.kit.files import try_unlink
+from qworker.message import Draft
+from qworker.unique import Unique
+from qworker_file.id_place import Located, is_unchanged, item_at, read_status, recorded_place, replace_link
+from qworker_file.layout import QueueDir
+from qworker_file.names import given_id, has_key, key_link_name, key_mark, key_record_name, mark_in
+
+__all__ = ["Holder", "free_key", "give_key", "holder_of", "is_key_left", "keep_key", "key_of", "make_mark", "state_of"]
+
+_STARTED = Unique(until="started")
+
+
+class Holder(Enum):
+    """Whether a message has a key.
+
+    VOID: it does not. LIVE: it does. UNSURE: it must be located first, or is published now.
+    """
+
+    VOID = "void"
+    LIVE = "live"
+    UNSURE = "unsure"
+
+
+def make_mark(draft: Draft) -> str:
+    """Return the mark of a draft's unique key in its item's name; empty without a key."""
+    if draft.unique_key is None:
+        return ""
+    return key_mark(draft.unique_key, started=draft.unique is not None and draft.unique.until == "started")
+
+
+def keep_key(files: QueueDir, message_id: str, key: str, mark: str) -> None:
+    """Let a message have a key. The caller has the lock of names/, and the key is free.
+
+    Raises:
+        OSError: It cannot be stored.
+    """
+    replace_link(files, quote(key, safe="", errors="surrogateescape"), key_record_name(message_id))
+    give_key(files, message_id, mark)
+
+
+def give_key(files: QueueDir, message_id: str, mark: str) -> None:
+    """Do the same for a message whose key is recorded.
+
+    Raises:
+        OSError: It cannot be stored.
+    """
+    replace_link(files, message_id, key_link_name(mark))
+
+
+def holder_of(files: QueueDir, mark: str) -> str | None:
+    """Return the id in the symlink of a key. The message may not have the key any more."""
+    return _read(files, key_link_name(mark))
+
+
+def state_of(files: QueueDir, holder: str, mark: str, located: Located) -> Holder:
+    """Return whether a message has the key of a mark. The caller has the lock of names/.
+
+    Args:
+        files: The queue.
+        holder: The id of the message.
+        mark: The mark of the key.
+        located: What was found of it before, without the lock. A lease that was found has the key: it had it while the
+            caller's call was under way.
+    """
+    status = read_status(files, holder)
+    if status is None or status.st_nlink == 1:
+        return Holder.VOID
+    place = recorded_place(files, holder, status.st_ino) or located.places.get(holder)
+    if place is None:
+        return Holder.VOID if is_unchanged(located.gone.get(holder), status) else Holder.UNSURE
+    if place.directory == "tmp":
+        return Holder.UNSURE
+    has_ended = place.directory in {"fail", "done"}
+    return Holder.LIVE if not has_ended and has_key(item_at(place) or "", mark) else Holder.VOID
+
+
+def key_of(files: QueueDir, item: str) -> tuple[str | None, Unique | None]:
+    """Return the unique key of an item and its options; None without one."""
+    if (mark := mark_in(item)) is None:
+        return None, None
+    key = _read(files, key_record_name(given_id(item) or ""))
+    return None if key is None else unquote(key, errors="surrogateescape"), _STARTED if mark[21:] else None
+
+
+def free_key(files: QueueDir, item: str) -> None:
+    """Remove the symlinks of an item's key, whose message is gone. The caller has the lock of names/."""
+    mark = mark_in(item)
+    message_id = given_id(item)
+    if mark is None or message_id is None:
+        return
+    if holder_of(files, mark) == message_id:
+        try_unlink(key_link_name(mark), files.names)
+    try_unlink(key_record_name(message_id), files.names)
+
+
+def is_key_left(files: QueueDir, name: str) -> bool:
+    """Return whether the message that a symlink of a key names is gone."""
+    holder = _read(files, name)
+    if holder is None:
+        return False
+    status = read_status(files, holder)
+    return status is None or status.st_nlink == 1
+
+
+def _read(files: QueueDir, name: str) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=files.names)
+    except OSError as error:
+        # Another program's file can have its name.
+        if error.errno in {errno.ENOENT, errno.EINVAL}:
+            return None
+        raise

@@ -1,0 +1,73 @@
+"""What the backends share about unique keys: ids for their messages, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from qworker.backend.deviations import refuse_unsupported
+from qworker.errors import AlreadyEnqueued, UsageError
+from qworker.message import Draft
+from qworker.names import created_id, to_message_id
+
+__all__ = ["give_ids", "held_error", "refuse_pending"]
+
+NO_DEVIATIONS: Mapping[str, str] = MappingProxyType({})
+
+
+def give_ids(
+    drafts: Sequence[Draft], scheme: str = "", deviations: Mapping[str, str] = NO_DEVIATIONS
+) -> Sequence[Draft]:
+    """Give each draft with a unique key an id, if it has none.
+
+    Args:
+        drafts: The drafts to publish.
+        scheme: The backend's scheme, for the error.
+        deviations: `Backend.deviations`, if nothing else has refused these drafts.
+
+    Raises:
+        NotSupported: The protocol does not support what a key asks for.
+        UsageError: A draft has options of a unique key and no key, or a due time and a debounce, which sets it.
+    """
+    if all(draft.unique_key is None and draft.unique is None for draft in drafts):
+        return drafts
+    refuse_unsupported(scheme, deviations, drafts)
+    return [_with_id(draft) for draft in drafts]
+
+
+def _with_id(draft: Draft) -> Draft:
+    if draft.unique is not None:
+        if draft.unique_key is None:
+            raise UsageError("unique= needs unique_key=: give the message a key")
+        if draft.unique.again == "debounce" and (draft.delay > 0 or draft.due_at is not None):
+            raise UsageError("a debounced call is due after wait: leave delay= and due_at= out")
+    if draft.unique_key is None or draft.id is not None:
+        return draft
+    return msgspec.structs.replace(draft, id=created_id())
+
+
+def refuse_pending(drafts: Iterable[Draft], ids: Iterable[str]) -> None:
+    """Refuse drafts with `again="error"` whose key another message has.
+
+    Args:
+        drafts: The drafts, with their ids.
+        ids: What `publish` returns for them.
+
+    Raises:
+        AlreadyEnqueued: There is one.
+    """
+    for draft, stored in zip(drafts, ids, strict=True):
+        if draft.unique is None or draft.unique.again != "error":
+            continue
+        assert draft.id is not None
+        if stored != to_message_id(draft.id):
+            raise AlreadyEnqueued(
+                f"a message with the unique key {draft.unique_key!r} is already enqueued: {stored}", stored
+            )
+
+
+def held_error(key: str, holder: str) -> AlreadyEnqueued:
+    """Return the refusal of a requeue."""
+    return AlreadyEnqueued(f"unique key {key!r} is held by {holder}: remove that message first", holder)

@@ -1,0 +1,106 @@
+"""A unique key is held by at most one message, and no death of a process leaves it taken."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from qworker.backend import Backend
+from qworker.backend.listing import list_messages
+from qworker.backend.registry import open_backend
+from qworker.message import Draft, Query, Selection, State, StoredMessage
+from qworker.testing import wait_until
+from tests.fault.harness import ANY_CALL, KILL, MARKS, QUEUE, Launcher, ack, fault, strays
+from tests.support.depth import DEPTH
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+
+# One step of several: together they take minutes.
+STEPS = range(1, 1000, max(1, 17 - 2 * DEPTH))
+PENDING = (State.READY, State.DELAYED, State.LEASED)
+
+
+async def pending(backend: Backend) -> dict[str, StoredMessage]:
+    """The messages that wait or are leased, by their ids."""
+    found = [stored for state in PENDING for stored in await list_messages(backend, QUEUE, Query(state))]
+    return {stored.message.id: stored for stored in found}
+
+
+async def check_key(url: str) -> None:
+    """At most one message has the key, another one is not stored, and the key is free when that one has ended."""
+    backend = open_backend(url)
+    draft = Draft(body=b"x", unique_key="k")
+    await backend.create(QUEUE)
+    found = await pending(backend)
+    assert len(found) <= 1
+    (holder,) = await backend.publish(QUEUE, [draft])
+    after = await pending(backend)
+    assert holder in after
+    if all(stored.message.unique is None for stored in found.values()):
+        assert len(after) == 1
+    # Otherwise the key of the first one was free from its lease on.
+    assert len(after) <= 1 + len(found)
+    await backend.reap(QUEUE)
+    assert await backend.settle([ack(lease) for lease in await backend.lease(QUEUE, 10, 60.0)]) == []
+    assert await pending(backend) == {}
+    (free,) = await backend.publish(QUEUE, [draft])
+    assert free != holder
+    for state in State:
+        await backend.remove(QUEUE, Selection(state=state))
+    await backend.aclose()
+
+
+def test_a_key_is_held_by_one_message_and_free_after_it_if_a_process_dies_at_any_step(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    statuses: list[int] = []
+    for step in STEPS:
+        root = tmp_path / str(step)
+        url = f"file://{root}/spool?sync=off"
+        statuses.append(launcher.run("unique", url, root / "ledger", fault=fault(KILL, step, kinds=ANY_CALL | MARKS)))
+        asyncio.run(check_key(url))
+        assert strays(root / "spool") == [], step
+        if statuses[-1] == 0:
+            break
+    assert -signal.SIGKILL in statuses
+    assert statuses[-1] == 0, f"the program has more than {len(STEPS)} steps: {launcher.errors()}"
+
+
+def test_of_50_publishers_that_are_killed_never_two_are_pending(tmp_path: Path, launcher: Launcher) -> None:
+    url = f"file://{tmp_path}/spool?sync=off"
+    children = [launcher.start("contend", url, tmp_path / "ledger") for _ in range(50)]
+    try:
+        asyncio.run(end_while_others_die(url, launcher, children))
+    finally:
+        for child in children:
+            launcher.kill(child)
+
+
+async def end_while_others_die(url: str, launcher: Launcher, children: list[int]) -> None:
+    backend = open_backend(url)
+    await backend.create(QUEUE)
+    chance = random.Random(7)
+    ends: list[float] = []
+    for _ in range(15):
+        ended = time.monotonic()
+        # Free again: one of the others stores its message.
+        await wait_until(lambda: has_any(backend))
+        ends.append(time.monotonic() - ended)
+        assert len(await pending(backend)) == 1
+        if len(children) > 20:
+            launcher.kill(children.pop(chance.randrange(len(children))))
+        leases = await backend.lease(QUEUE, 10, 60.0)
+        assert len(leases) == 1
+        assert list(await pending(backend)) == [leases[0].message.id]
+        await backend.settle([ack(leases[0])])
+    assert sorted(ends)[len(ends) // 2] < 2.0
+    await backend.aclose()
+
+
+async def has_any(backend: Backend) -> bool:
+    return bool(await pending(backend))
