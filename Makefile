@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-deep test-soak test-plain test-lowest test-bench test-pythons test-sparks check fix bench bench-spark docs clean
+.PHONY: help demo test test-all test-deep test-soak test-plain test-lowest test-bench test-pythons test-sparks check check-mypy check-pyright check-imports fix bench bench-spark docs clean
 
 # Compiled modules are what makes the thousands of processes of the tests start quickly; and what a user has set for other
 # projects must not reach this one.
@@ -35,14 +35,15 @@ test: ## Run the tests that a change must pass, in 10 minutes (ARGS="-k name" na
 	@tests/install-tools.sh
 	$(pytest) $(parallel) $(ARGS)
 	@# Tests that must not share the machine run one after another, where there are any.
-	@if [ -z "$(ARGS)" ] && grep -rqE 'mark\.serial\b' tests --include='*.py'; then set -x; $(pytest) -m serial; fi
+	@if [ -z "$(ARGS)" ] && files=$$(grep -rlE 'mark\.serial\b' tests --include='*.py'); then \
+	    set -x; $(pytest) -m serial $$files; fi
 
 test-all: test test-plain test-lowest test-bench test-deep test-soak test-pythons test-sparks ## Run everything, in 45 minutes
 
 test-deep: ## The tests with more kills, seeds and examples (DEPTH=4)
 	@.ci/venv.sh test
 	@tests/install-tools.sh
-	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) $(parallel) tests/fault tests/property tests/unit/test_sq_format.py tests/unit/test_fsq_queue.py tests/e2e/test_examples.py
+	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) $(parallel) tests/fault tests/property tests/unit/test_schedule_times.py tests/unit/test_sq_format.py tests/unit/test_fsq_queue.py tests/e2e/test_examples.py
 	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) -m serial tests/fault
 
 test-soak: ## Workers and publishers that are killed all the time, for a while (SECONDS=180 KILLS=500)
@@ -93,8 +94,16 @@ check: ## Format, lint, types and the direction of imports, as CI sees them
 	@.ci/venv.sh test check docs
 	$(bin)/ruff format --check $(sources)
 	$(bin)/ruff check $(sources)
+	@# Each of these uses one processor.
+	@$(MAKE) --no-print-directory --output-sync --jobs=$(processors) check-mypy check-pyright check-imports
+
+check-mypy:
 	$(bin)/mypy
+
+check-pyright:
 	$(bin)/pyright --pythonpath $(bin)/python
+
+check-imports:
 	$(bin)/lint-imports
 
 fix: ## Format, and fix what ruff can fix

@@ -1,4 +1,8 @@
-"""The inotify watches of the calls that wait for cells. Without such a call there are none, and no inotify instance."""
+"""The inotify watches of the calls that wait for cells. Without such a call there are none, and no inotify instance.
+
+The instance is closed a moment after the last call: a close just after the end of a watch would block the event loop
+for milliseconds, until no processor of the kernel uses the watch.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,9 @@ from qworker_file.cell_file import CELLS, file_name
 from qworker_file.layout import QueueDir
 
 __all__ = ["CellHub", "CellListener"]
+
+# Seconds.
+_CLOSE_AFTER = 0.2
 
 
 class CellListener:
@@ -55,6 +62,7 @@ class CellHub:
     def __init__(self) -> None:
         self.is_closed = False
         self._watcher: Watcher | None = None
+        self._closing: asyncio.TimerHandle | None = None
         self._directories: dict[tuple[int, int], _Directory] = {}
 
     def subscribe(self, files: QueueDir, group: str, name: str, listener: CellListener) -> None:
@@ -79,6 +87,7 @@ class CellHub:
                 os.close(fd)
 
     def _watch(self, fd: int, name: str, listener: CellListener) -> None:
+        self._keep_watcher()
         if self._watcher is None:
             # One instance for all calls: each user may have few.
             self._watcher = Watcher(lambda: ignore(None))
@@ -103,8 +112,9 @@ class CellHub:
                 if self._watcher is not None and directory.watch >= 0:
                     self._watcher.unwatch(directory.watch)
         listener.places.clear()
-        if not self._directories:
-            self._close_watcher()
+        if not self._directories and self._watcher is not None:
+            self._keep_watcher()
+            self._closing = asyncio.get_running_loop().call_later(_CLOSE_AFTER, self._close_watcher)
 
     def close(self) -> None:
         """End all calls. Idempotent."""
@@ -113,7 +123,13 @@ class CellHub:
             directory.report(None)
         self._close_watcher()
 
+    def _keep_watcher(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+
     def _close_watcher(self) -> None:
+        self._keep_watcher()
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None

@@ -45,7 +45,7 @@ _WRITTEN_DOWN = """
     isolated json keep kwargs limit lines link lock log_format log_level loop master max_body_size max_connections
     max_memory max_messages max_rate max_tries memory message messages mode msgid name newest no_done no_env no_lock
     no_open no_schedules on once output overlap owner page paused port priority protocol queue rejects reload
-    shutdown_timeout since size source staging_dir stall_timeout state success_code task timeout topic trigger
+    shutdown_timeout since size source staging_dir stall_timeout state strict success_code task timeout topic trigger
     triggered ttl tz unique_key until url verbose visibility_timeout wait wait_for_backend where workers yes
 """
 OPTIONS = frozenset(_WRITTEN_DOWN.split())

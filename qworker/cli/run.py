@@ -17,7 +17,7 @@ from qworker.cli.options import Command, duration_type, url_option
 from qworker.errors import UsageError
 from qworker.health.address import parse_address
 from qworker.kit.directory.missing import is_missing
-from qworker.names import check_existing_queue
+from qworker.queue_share import QueueShare, check_shares, parse_queue_share
 from qworker.supervisor.control_socket import control_client_from_env
 from qworker.supervisor.reexec import command_start
 from qworker.supervisor.run_settings import RunSettings
@@ -41,11 +41,13 @@ def _worker_count(value: str) -> tuple[int, int]:
 @click.option(
     "-Q",
     "--queue",
-    type=check_existing_queue,
-    metavar="QUEUE",
+    type=parse_queue_share,
+    metavar="QUEUE[:WEIGHT][=N]",
     multiple=True,
-    help="Lease from this queue only; repeatable.",
+    help="Lease from this queue only; repeatable. Queues get shares of each lease by their WEIGHT (1). N is the "
+    "maximum number of messages of this queue at once, in each process.",
 )
+@click.option("--strict", is_flag=True, help="Lease from a queue only if those in front of it in -Q are empty.")
 @click.option(
     "-c",
     "--concurrency",
@@ -153,7 +155,8 @@ def _worker_count(value: str) -> tuple[int, int]:
 )
 def command(
     app: str,
-    queue: tuple[str, ...],
+    queue: tuple[QueueShare, ...],
+    strict: bool,
     concurrency: int,
     isolated: int,
     workers: tuple[int, int],
@@ -196,12 +199,15 @@ def command(
     Examples:
       qworker run app:tasks
       qworker run app:tasks -Q thumbs -Q mail -c 20 -w 4
+      qworker run app:tasks -Q high:6 -Q low:1 -Q hooks=5
+      qworker run app:tasks -Q high -Q low --strict
       qworker run app:tasks --burst --log-format console
       qworker run app:tasks -w 4 --health 0.0.0.0:9090
       QWORKER_CONCURRENCY=20 qworker run app:tasks --reload
     """
     settings = RunSettings(
         queues=queue or None,
+        strict=strict,
         concurrency=concurrency,
         isolated=isolated,
         workers=workers,
@@ -220,6 +226,7 @@ def command(
         health=None if health is None else parse_address(health),
         stall_timeout=stall_timeout,
     )
+    check_shares(settings.queues, strict=strict)
     if burst and reload:
         raise UsageError("--burst and --reload cannot be combined")
     if reload:

@@ -13,8 +13,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.backend.offers import glance_at
 from qworker.cell import Cell, CellOp
-from qworker.errors import NotSupported, QueueNotFound
-from qworker.message import State
+from qworker.errors import QueueNotFound
 from qworker.schedules.catch_up import ON_TIME, due_ticks
 from qworker.schedules.records import (
     DEFINITION,
@@ -27,13 +26,9 @@ from qworker.schedules.records import (
     read_definition,
     tick_cell,
 )
-from qworker.schedules.store import find_messages
 from qworker.schedules.timetable import late_of
-from qworker.tick import tick_id
 
 __all__ = ["Look", "Ticked", "look_at", "tick"]
-
-_PENDING = frozenset({State.READY, State.DELAYED, State.LEASED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +114,7 @@ async def tick(
     due, passed = due_ticks(timetable, definition.catch_up, last.at, max(awake, resumed), now)
     if not passed:
         return Ticked([], [], last.at)
-    run = await _enqueue(backend, definition, due, passed, last, now)
+    run = await _enqueue(backend, definition, due, now)
     skipped = bool(due) and run is None
     first = await _put_last(backend, definition, LastTick(passed[-1], run, skipped, definition.times), seen)
     return Ticked([] if run is None else due, passed, passed[-1], first)
@@ -133,41 +128,20 @@ async def _restart(backend: Backend, definition: Definition, damaged: Cell | Non
     return "" if stored is None else stored.version
 
 
-async def _enqueue(
-    backend: Backend, definition: Definition, due: list[int], passed: list[int], last: LastTick, now: float
-) -> int | None:
+async def _enqueue(backend: Backend, definition: Definition, due: list[int], now: float) -> int | None:
     """Enqueue ticks. Return the last one that is enqueued, or None."""
     if not due:
         return None
     if definition.overlap == "allow":
         await backend.publish(definition.queue, [definition.draft(each, now) for each in due])
         return due[-1]
-    try:
-        return await _enqueue_unique(backend, definition, due, now)
-    except NotSupported:
-        return await _enqueue_after_look(backend, definition, due, passed, last, now)
-
-
-async def _enqueue_unique(backend: Backend, definition: Definition, due: list[int], now: float) -> int | None:
     run: int | None = None
     for each in due:
+        # A unique key until done: the tick is skipped while an earlier one waits or runs.
         draft = msgspec.structs.replace(definition.draft(each, now), unique_key=f"cron:{definition.name}")
         if await backend.publish(definition.queue, [draft]) == [draft.id]:
             run = each
     return run
-
-
-async def _enqueue_after_look(
-    backend: Backend, definition: Definition, due: list[int], passed: list[int], last: LastTick, now: float
-) -> int | None:
-    """Enqueue the first tick if no earlier one waits or runs, for a store without unique keys."""
-    # A worker may have died between its publish and its put, so all that have passed may be the ones that run.
-    earlier = [each for each in (last.run, *passed) if each is not None and each != due[0]]
-    found = await find_messages(backend, definition.queue, [tick_id(definition.name, each) for each in earlier])
-    if any(message.state in _PENDING for message in found):
-        return None
-    await backend.publish(definition.queue, [definition.draft(due[0], now)])
-    return due[0]
 
 
 async def _put_last(backend: Backend, definition: Definition, last: LastTick, seen: str) -> bool:

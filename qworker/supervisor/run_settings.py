@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from qworker.queue_share import QueueShare
+
 __all__ = ["ExitStatus", "RunSettings"]
 
 
@@ -24,7 +26,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `qworker run`, checked."""
 
     # The queues to lease from. None: every queue that the app names.
-    queues: tuple[str, ...] | None = None
+    queues: tuple[QueueShare, ...] | None = None
+    # Whether to lease from a queue only if those in front of it are empty.
+    strict: bool = False
     concurrency: int = 100
     # The maximum number of processes for suspects.
     isolated: int = 4

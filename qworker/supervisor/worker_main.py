@@ -165,8 +165,7 @@ class _WorkerMain:
     async def _work(self, backend: Backend) -> bool:
         freeze_loaded_modules()
         if self._control is not None:
-            queues = list(self._settings.queues or self._tasks.queue_names())
-            self._control.send(WorkerReady(self._tasks.url, queues, self._settings.concurrency))
+            self._control.send(WorkerReady(self._tasks.url, list(self._worker.queues), self._settings.concurrency))
         async with background_tasks(*[partial(run_watcher, watcher, self._log) for watcher in self._watchers(backend)]):
             return await self._worker.run()
 
@@ -254,6 +253,7 @@ class _WorkerMain:
 def _options(settings: RunSettings) -> WorkerOptions:
     return WorkerOptions(
         queues=settings.queues,
+        strict=settings.strict,
         concurrency=settings.concurrency,
         visibility_timeout=settings.visibility,
         shutdown_timeout=settings.shutdown_timeout,

@@ -12,6 +12,7 @@ from qworker.backend.offers import count_too_large_in
 from qworker.errors import UNUSABLE, QueueNotFound
 from qworker.message import Lease
 from qworker.worker.outage import BACKEND_ERRORS
+from qworker.worker.shares import Shares
 from qworker.worker.state import WorkerState
 
 __all__ = ["Feeder"]
@@ -34,6 +35,12 @@ class Feeder:
         self._state = state
         self._backend = state.backend
         self._queues = deque(state.queues)
+        # None: all queues get the same.
+        shares = options.shares or ()
+        is_equal = not options.strict and all(share.weight == 1 and share.concurrency is None for share in shares)
+        self._shares = None if is_equal else Shares(shares, state.held, strict=options.strict)
+        # Whether the wait that is going on leaves out queues that are at their own concurrency.
+        self._leaves_out = False
         self._visibility = options.visibility_timeout
         self._burst = options.burst
         self._held = state.held
@@ -66,6 +73,8 @@ class Feeder:
     def wake(self) -> None:
         """Check the capacity again."""
         self._wake.set()
+        if self._leaves_out:
+            self.interrupt()
 
     def interrupt(self) -> None:
         """End a wait for messages, because there is no capacity now."""
@@ -103,7 +112,7 @@ class Feeder:
 
     async def _fill(self) -> bool:
         """Lease once. Return whether anything was leased."""
-        room = self._capacity()
+        room = self._room()
         if room <= 0:
             self._wake.clear()
             await self._wake.wait()
@@ -129,10 +138,17 @@ class Feeder:
         await asyncio.sleep(_AT_ONCE if self._in_vain > 1 else 0)
         return bool(leases)
 
+    def _room(self) -> int:
+        room = self._capacity()
+        return room if self._shares is None else min(room, self._shares.room())
+
     async def _lease(self, room: int) -> list[Lease]:
         if len(self._queues) == 1:
             return await self._backend.lease(self._queues[0], room, self._visibility)
-        return await self._lease_fairly(room)
+        return await self._lease_each(room)
+
+    async def _lease_each(self, room: int) -> list[Lease]:
+        return await (self._lease_fairly(room) if self._shares is None else self._lease_shares(self._shares, room))
 
     def _return_to_queues(self) -> bool:
         """Lease again from the queues that were left for long enough. Return whether there is a queue to lease from."""
@@ -165,6 +181,22 @@ class Feeder:
                 await self._try(queue, room - len(leases), leases)
         return leases
 
+    async def _lease_shares(self, shares: Shares, room: int) -> list[Lease]:
+        """Lease the share of each queue first, then the rest from the queues that have more."""
+        turn = shares.begin(room, self._left)
+        leases: list[Lease] = []
+        having_more: list[str] = []
+        for amount, queues in ((turn.share, turn.queues), (turn.rest, having_more)):
+            for queue in tuple(queues):
+                wanted = amount(queue, room - len(leases))
+                if wanted <= 0:
+                    continue
+                found = await self._try(queue, wanted, leases)
+                turn.took(queue, wanted, found)
+                if found == wanted:
+                    having_more.append(queue)
+        return leases
+
     async def _try(self, queue: str, wanted: int, leases: list[Lease]) -> int:
         try:
             found = await self._backend.lease(queue, wanted, self._visibility)
@@ -185,16 +217,21 @@ class Feeder:
             queue = self._queues[0]
             return await self._interruptible(self._backend.lease(queue, room, self._visibility, timeout)) or []
         # A queue that refuses to lease may report at once that it has something: it is tried after each other wait.
-        here = [queue for queue in self._queues if queue not in self._left]
+        free = self._queues if self._shares is None else self._shares.free()
+        here = [queue for queue in self._queues if queue not in self._left and queue in free]
         well = [queue for queue in here if queue not in self._failing] or here
         if self._left:
             timeout = min(timeout, self._until_return())
-        await self._interruptible(self._backend.wait(well, timeout))
+        self._leaves_out = len(free) < len(self._queues)
+        try:
+            await self._interruptible(self._backend.wait(well, timeout) if well else asyncio.sleep(timeout))
+        finally:
+            self._leaves_out = False
         # The next turn leases, because the capacity may have changed.
         self._more = True
         if self._stopped or (self._left and not self._return_to_queues()):
             return []
-        return await self._lease_fairly(self._capacity())
+        return await self._lease_each(self._room())
 
     async def _interruptible(self, waiting: Awaitable[T]) -> T | None:
         # Every message to an idle worker passes here: a cancel scope would cost as much as the rest of the turn.

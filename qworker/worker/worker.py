@@ -80,7 +80,8 @@ class Worker:
         self.counts = WorkerCounts()
         self.features = FeatureCounts()
         self.observers: list[Observer] = []
-        self.queues = options.queues if options.queues is not None else tuple(tasks.queue_names())
+        shares = options.shares
+        self.queues = tuple(tasks.queue_names()) if shares is None else tuple(share.name for share in shares)
         if not self.queues:
             raise UsageError("there is nothing to run: register a task or a raw handler, or name a queue")
         for handler in (*tasks.registered_tasks.values(), *tasks.raw_handlers.values()):

@@ -196,7 +196,8 @@ def test_numbers_and_switches_of_the_file_are_those_of_the_command_line(
     assert run is not None
     assert history is not None
     given = run.make_context("run", ["app:tasks"]).params
-    assert (given["concurrency"], given["workers"], given["queue"], given["burst"], given["shutdown_timeout"]) == (
+    queues = tuple(share.name for share in given["queue"])
+    assert (given["concurrency"], given["workers"], queues, given["burst"], given["shutdown_timeout"]) == (
         3,
         (2, 2),
         ("a", "b"),

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fault import harness
 from tests.fault.harness import Books
-from tests.support.depth import DEPTH
+from tests.support.depth import DEEP, DEPTH
 from tests.support.power import image, mount_image, pull_the_plug, unmount
 from tests.support.waiting import block_for, wait_for
 
@@ -20,7 +20,7 @@ __all__ = ["image"]
 
 pytestmark = [pytest.mark.fault, pytest.mark.serial, pytest.mark.timeout(300)]
 
-CYCLES = 6 * DEPTH
+CYCLES = 6 * DEPTH if DEEP else 4
 PARTS, ROWS = 3, 600
 
 

@@ -22,12 +22,13 @@ from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.errors import BackendUnavailable
 from qworker.kit.doctor_check import CheckStatus
 from qworker.kit.files import list_names
+from qworker.kit.inotify import Watcher
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.testing import FakeClock
 from qworker.testing.wait_until import wait_until
 from qworker.testing.wait_until_blocked import wait_until_blocked
 from qworker.url import BackendURL
-from qworker_file import FileBackend
+from qworker_file import FileBackend, cell_hub
 from qworker_file.cell_file import file_name
 
 QUEUE = "q"
@@ -289,7 +290,19 @@ async def test_a_queue_without_cells_has_no_directory_and_its_messages_no_step_f
     assert not group.parent.exists()
 
 
-async def test_a_wait_for_a_cell_has_an_inotify_instance_only_while_it_lasts(backend: FileBackend) -> None:
+async def test_a_wait_for_a_cell_has_an_inotify_instance_until_shortly_after_it(
+    backend: FileBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A close just after the end of a watch would block the loop for milliseconds."""
+    watched: list[int] = []
+    close = Watcher.close
+
+    def note(watcher: Watcher) -> None:
+        watched.append(len(watcher._watches))
+        close(watcher)
+
+    monkeypatch.setattr(Watcher, "close", note)
+    monkeypatch.setattr(cell_hub, "_CLOSE_AFTER", 60.0)
     await backend.create(QUEUE)
 
     def instances() -> int:
@@ -306,7 +319,12 @@ async def test_a_wait_for_a_cell_has_an_inotify_instance_only_while_it_lasts(bac
     assert instances() == before + 1
     await carry_out(backend, put("n"), put("m"))
     await asyncio.gather(*waits)
-    assert instances() == before
+    # The next one uses it again.
+    monkeypatch.setattr(cell_hub, "_CLOSE_AFTER", 0.01)
+    await backend.wait([], 0.0, [CellWatch(QUEUE, "g", "other")])
+    assert (instances(), watched) == (before + 1, [])
+    await wait_until(lambda: instances() == before)
+    assert watched == [0]
 
 
 async def test_a_close_of_the_backend_ends_its_waits(backend: FileBackend) -> None:

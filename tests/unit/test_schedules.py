@@ -630,23 +630,8 @@ async def test_a_paused_schedule_and_a_paused_queue_get_no_ticks_until_they_are_
         assert await app.ticks() == [f"{datetime.fromtimestamp(clock.time(), UTC):%H:%M:%S}"]
 
 
-@pytest.mark.parametrize("look_only", [False, True])
-async def test_a_tick_is_skipped_while_the_call_of_an_earlier_one_waits(
-    url: str, clock: FakeClock, look_only: bool
-) -> None:
+async def test_a_tick_is_skipped_while_the_call_of_an_earlier_one_waits(url: str, clock: FakeClock) -> None:
     app = App(url, clock, lambda tasks, note: tasks.every(60, overlap="skip")(note))
-    if look_only:
-        from qworker.errors import NotSupported as Refused
-
-        backend: Any = await app.tasks.backend()
-        publish = backend.publish
-
-        async def without_keys(queue: str, drafts: Any) -> Any:
-            if any(draft.unique_key for draft in drafts):
-                raise Refused("no unique keys")
-            return await publish(queue, drafts)
-
-        backend.publish = without_keys
     await app.run()
 
     async def tick_without_running() -> list[str]:
