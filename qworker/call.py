@@ -37,6 +37,8 @@ class Call(msgspec.Struct, frozen=True):
 
     def job(self, message_id: str) -> Job[Any]:
         """Return the job of the call, which was stored under this id."""
+        if self.draft.unique_key is None:
+            return Job(message_id, self.queue, False if self.draft.id is None else None, self.source)
         # A key that counts in all queues can be that of a message in another one.
         queue = message_id.queue if isinstance(message_id, KeyHolder) else self.queue
         return Job(message_id, queue, _existed(self.draft, message_id), self.source)
@@ -129,10 +131,8 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def _existed(draft: Draft, stored: str) -> bool | None:
-    """Return whether a draft was not stored because another message was there. None: it is not known."""
+    """Return whether a draft with a unique key was not stored because another message was there. None: not known."""
     if draft.id is None:
-        return False if draft.unique_key is None else None
-    if draft.unique_key is None:
         return None
     if stored != to_message_id(draft.id):
         return True

@@ -550,7 +550,8 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
             return _run_sync(self._publish(call, span), instead="`await task.enqueue(...)`")
 
     async def _publish(self, call: Call, span: Any) -> Job[Any]:
-        call = call.identified()
+        if call.draft.unique_key is not None:
+            call = call.identified()
         backend = await self._task.app.backend()
         (message_id,) = await backend.publish(call.queue, (call.draft,))
         if span is not None:

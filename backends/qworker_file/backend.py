@@ -128,10 +128,11 @@ class FileBackend(Backend):
         check_existing_queue(queue)
         refuse_unsupported("file", DEVIATIONS, drafts)
         check_bodies(drafts, self.max_body)
-        drafts = give_ids(drafts)
+        identified = give_ids(drafts)
         with store_errors(f"publish to {queue!r}"):
-            ids = await self._stores.call(lambda store: publish(store, queue, drafts))
-        refuse_pending(drafts, ids)
+            ids = await self._stores.call(lambda store: publish(store, queue, identified))
+        if identified is not drafts:
+            refuse_pending(identified, ids)
         return ids
 
     # -- consuming ---------------------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ MAX_HOLDER = 40
 
 # The delimiters of the priorities 0 to 9. A higher one sorts before a lower one. No host and no id has one of them.
 DELIMITERS = "_@=;)(&$#!"
+_ESCAPES = {delimiter: f"%{ord(delimiter):02x}" for delimiter in DELIMITERS}
 _PRIORITIES = {delimiter: priority for priority, delimiter in enumerate(DELIMITERS)}
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
@@ -100,6 +101,8 @@ _KEY = "k"
 # Characters of the digest of a unique key, after which its letters follow.
 _KEY_DIGEST = 20
 _FREE_WHEN_STARTED, _STARTED = "s", "x"
+# What each name with such a mark has somewhere.
+_KEY_MARK, _HOLD_MARK = _MARK + _KEY, _MARK + _HOLD
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -199,7 +202,7 @@ def with_tries(name: str, tries: int, deaths: int = 0) -> str:
 
 def _deaths(tries: str) -> int:
     """Return the deaths in the tries of a name. Each death is a try too, so zeros of other programs count no more."""
-    return 0 if tries[0] != "0" else min(len(tries) - len(tries.lstrip("0")), int(tries))
+    return 0 if tries == "0" or tries[0] != "0" else min(len(tries) - len(tries.lstrip("0")), int(tries))
 
 
 def stem_for(message_id: str, fresh: str, hold_end_ms: int | None = None, key_mark: str = "") -> str:
@@ -259,7 +262,7 @@ def _second(stamp: str, local: bool) -> float | None:
 
 def _encode(argument: str, delimiter: str) -> str:
     escaped = argument.replace("%", "%25").replace("/", "%2f").replace("\0", "%00")
-    return escaped.replace(delimiter, f"%{ord(delimiter):02x}")
+    return escaped.replace(delimiter, _ESCAPES[delimiter])
 
 
 def _decode(field: str) -> str | None:
@@ -378,7 +381,9 @@ def given_id(item: str) -> str | None:
 
 
 def hold_end_ms(item: str) -> int | None:
-    """Return the end of an item's hold, in Unix milliseconds, or None if its name has none."""
+    """Return the end of an item's hold, in Unix milliseconds, or None if its name has none. Cheap if it has none."""
+    if _HOLD_MARK not in item:
+        return None
     for mark in _marks(item, _HOLD):
         if _number(mark[1:]):
             return int(mark[1:])
@@ -387,7 +392,7 @@ def hold_end_ms(item: str) -> int | None:
 
 def _marks(item: str, kind: str) -> list[str]:
     """Return the marks of a kind in an item's name."""
-    if f"{_MARK}{kind}" not in item or given_id(item) is None:
+    if given_id(item) is None:
         return []
     return [mark for mark in item.split(item[0], 5)[4].split(_MARK)[1:] if mark[:1] == kind]
 
@@ -409,6 +414,8 @@ def key_mark(key: str, *, started: bool) -> str:
 
 def mark_in(item: str) -> str | None:
     """Return the mark of the unique key in an item's name, or None if it has none. Cheap if it has none."""
+    if _KEY_MARK not in item:
+        return None
     return next((mark for mark in _marks(item, _KEY) if len(mark) > _KEY_DIGEST), None)
 
 

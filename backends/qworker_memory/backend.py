@@ -116,11 +116,12 @@ class MemoryBackend(Backend):
         """Store messages."""
         check_queue(queue)
         check_bodies(drafts, self.max_body)
-        drafts = give_ids(drafts)
-        for draft in drafts:
+        identified = give_ids(drafts)
+        for draft in identified:
             check_draft(draft)
-        ids = self._store.publish(queue, drafts, self._clock.time())
-        refuse_pending(drafts, ids)
+        ids = self._store.publish(queue, identified, self._clock.time())
+        if identified is not drafts:
+            refuse_pending(identified, ids)
         return ids
 
     # -- consuming ---------------------------------------------------------------------------------------------------

@@ -132,9 +132,10 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        drafts = give_ids(drafts, "redis", self.deviations)
-        ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), drafts)))
-        refuse_pending(drafts, ids)
+        identified = give_ids(drafts, "redis", self.deviations)
+        ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), identified)))
+        if identified is not drafts:
+            refuse_pending(identified, ids)
         return ids
 
     # -- consuming ---------------------------------------------------------------------------------------------------

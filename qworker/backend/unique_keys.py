@@ -20,7 +20,7 @@ NO_DEVIATIONS: Mapping[str, str] = MappingProxyType({})
 def give_ids(
     drafts: Sequence[Draft], scheme: str = "", deviations: Mapping[str, str] = NO_DEVIATIONS
 ) -> Sequence[Draft]:
-    """Give each draft with a unique key an id, if it has none.
+    """Give each draft with a unique key an id, if it has none. Return the same drafts if none has a unique key.
 
     Args:
         drafts: The drafts to publish.
@@ -31,7 +31,10 @@ def give_ids(
         NotSupported: The protocol does not support what a key asks for.
         UsageError: A draft has options of a unique key and no key, or a due time and a debounce, which sets it.
     """
-    if all(draft.unique_key is None and draft.unique is None for draft in drafts):
+    for draft in drafts:
+        if draft.unique_key is not None or draft.unique is not None:
+            break
+    else:
         return drafts
     refuse_unsupported(scheme, deviations, drafts)
     return [_with_id(draft) for draft in drafts]
