@@ -455,10 +455,9 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         result: float | msgspec.UnsetType | None = msgspec.UNSET,
         returns: Any = Any,
         sent: Mapping[str, Any] | None = None,
-        validate: bool = True,
     ) -> None:
         self._task = task
-        self._validate = validate
+        self._validate = True
         own = task.source.result
         self._result = own if result is msgspec.UNSET else result
         # A caller that does not know the task reads the option from the message.
@@ -587,6 +586,8 @@ def configured(  # noqa: PLR0913 - each argument is one option of a call
     """
     if given_id is not None and fields["id"] != given_id:
         headers = {**(headers or {}), ORIGINAL_ID: given_id}
-    return ConfiguredTask(
-        task, fields, queue=queue, headers=headers, result=result, returns=returns, sent=sent, validate=validate
+    made: ConfiguredTask[Any, Any] = ConfiguredTask(
+        task, fields, queue=queue, headers=headers, result=result, returns=returns, sent=sent
     )
+    made._validate = validate  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return made
