@@ -852,7 +852,7 @@ async def _close_with_loop(backend: Backend) -> AsyncGenerator[None]:
 
 async def _publish(backend: Backend, calls: list[Call]) -> list[Job[Any]]:
     queue = calls[0].queue
-    calls = [call.identified() for call in calls]
+    calls = [call if call.draft.unique_key is None else call.identified() for call in calls]
     with send_batch_span(queue, [call.span_context for call in calls]):
         ids = await backend.publish(queue, [call.draft for call in calls])
     return [call.job(message_id) for call, message_id in zip(calls, ids, strict=True)]

@@ -1,0 +1,106 @@
+"""Helpers for Django: calls that are sent after the commit, and a hook that closes old connections.
+
+This module needs Django, and reads its settings at the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator
+from importlib import import_module
+from typing import Any, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from qworker.attempt.hooks import Attempt, Hook
+from qworker.call import Call
+from qworker.errors import UsageError
+from qworker.jobs.job import Job
+from qworker.names import new_id, to_message_id
+from qworker.task import ConfiguredTask, Task
+from qworker.validation import shown
+
+__all__ = ["FreshConnections", "enqueue_on_commit"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@overload
+def enqueue_on_commit(call: Call, /, *, database: str | None = None) -> Job[Any]: ...
+
+
+@overload
+def enqueue_on_commit(
+    task: Task[P, Awaitable[T]] | ConfiguredTask[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+) -> Job[T]: ...
+
+
+@overload
+def enqueue_on_commit(task: Task[P, R] | ConfiguredTask[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Job[R]: ...
+
+
+def enqueue_on_commit(task: Any, /, *args: Any, **kwargs: Any) -> Job[Any]:
+    """Enqueue a call after the commit of the transaction in which this is called.
+
+    A rollback drops it, also that of a savepoint. Without a transaction it is sent immediately. If the process is
+    killed between the commit and the send, the call is lost.
+
+    Args:
+        task: A task, also one with options (`task.using(...)`), or a call (`task.call(...)`).
+        args: The arguments of a task.
+        kwargs: The arguments of a task by name. With a call: `database`, the alias of the database whose commit counts.
+
+    Returns:
+        The job. Its id is known immediately. Whether its message existed is not known.
+
+    Raises:
+        UsageError: This is neither a task nor a call, or Django has no database.
+        InvalidArguments: The arguments do not fit the task.
+        BackendError: There is no transaction, and the call could not be stored. After a commit, Django raises it.
+    """
+    database: str | None = None
+    if isinstance(task, Call):
+        database = kwargs.pop("database", None)
+        if args or kwargs:
+            raise UsageError("enqueue_on_commit takes the arguments of a task, and a call has its own: leave them out")
+        call = task
+    elif isinstance(task, Task | ConfiguredTask):
+        call = task.call(*args, **kwargs)
+    else:
+        raise UsageError(f"enqueue_on_commit takes a task or a call (got {shown(task)})")
+    given = call.draft.id
+    message_id = new_id() if given is None else to_message_id(given)
+    call = msgspec.structs.replace(call, draft=msgspec.structs.replace(call.draft, id=message_id))
+    _on_commit(call, database)
+    return Job(message_id, call.queue, None, call.source)
+
+
+def _on_commit(call: Call, database: str | None) -> None:
+    source = call.source
+    if source is None:
+        raise UsageError("this call belongs to no app: make it with task.call(...)")
+    # Django has no type hints.
+    transaction: Any = import_module("django.db.transaction")
+    misconfigured: Any = import_module("django.core.exceptions").ImproperlyConfigured
+    app: Any = source.app
+    try:
+        transaction.on_commit(lambda: app.enqueue_many_sync([call]), using=database)
+    except misconfigured as error:
+        raise UsageError("django: enqueue_on_commit needs a database connection: set DATABASES") from error
+
+
+class FreshConnections(Hook):
+    """Closes broken and old connections to the database before and after each attempt, as a request of Django does."""
+
+    # The connections belong to the thread in which the handler runs.
+    kinds = frozenset({"thread", "process"})
+
+    def around_sync(self, attempt: Attempt) -> Iterator[None]:
+        """Close connections in the thread of the handler."""
+        close: Any = import_module("django.db").close_old_connections
+        close()
+        try:
+            yield
+        finally:
+            close()
