@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from qworker.asgi.interface import BodyTooLarge, Disconnected
-from qworker.errors import MessageTooLarge, QueueNotFound, UsageError
+from qworker.errors import AlreadyEnqueued, MessageTooLarge, QueueNotFound, UsageError
 from qworker.server.idempotency import IdempotencyKeyReused
 from qworker.server.memory import ServerBusy
 
@@ -15,6 +15,16 @@ log = structlog.get_logger()
 
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 _TOO_LARGE = b"the body is too large: send less, or raise --max-body-size, and max_body in the URL of the server"
+
+# The first one that fits counts.
+_STATUSES: dict[type[Exception], int] = {
+    IdempotencyKeyReused: 422,
+    MessageTooLarge: 413,
+    UsageError: 400,
+    QueueNotFound: 404,
+    # Another message has the unique key, so a repetition changes nothing.
+    AlreadyEnqueued: 409,
+}
 
 
 def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -36,14 +46,9 @@ def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]],
     if isinstance(error, ServerBusy):
         # The connection is closed, because the rest of the body may not be read.
         return 503, [*headers, (b"retry-after", b"2"), (b"connection", b"close")], text
-    if isinstance(error, IdempotencyKeyReused):
-        return 422, headers, text
-    if isinstance(error, MessageTooLarge):
-        return 413, headers, text
-    if isinstance(error, UsageError):
-        return 400, headers, text
-    if isinstance(error, QueueNotFound):
-        return 404, headers, text
+    for kind, status in _STATUSES.items():
+        if isinstance(error, kind):
+            return status, headers, text
     log.warning("backend_error", error=str(error))
     # The text is not sent, because it can contain paths and addresses of the store.
     return 503, [*headers[1:], (b"retry-after", b"10")], b""

@@ -16,12 +16,12 @@ from qworker.backend.registry import open_backend
 from qworker.message import Draft, Query, Selection, State, StoredMessage
 from qworker.testing import wait_until
 from tests.fault.harness import ANY_CALL, KILL, MARKS, QUEUE, Launcher, ack, fault, strays
-from tests.support.depth import DEPTH
+from tests.support.depth import DEEP
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
-# One step of several: together they take minutes.
-STEPS = range(1, 1000, max(1, 17 - 2 * DEPTH))
+# Some of the steps: together they take minutes.
+STEPS = range(1, 2000, 1 if DEEP else 211)
 PENDING = (State.READY, State.DELAYED, State.LEASED)
 
 
@@ -86,7 +86,7 @@ async def end_while_others_die(url: str, launcher: Launcher, children: list[int]
     await backend.create(QUEUE)
     chance = random.Random(7)
     ends: list[float] = []
-    for _ in range(15):
+    for _ in range(10):
         ended = time.monotonic()
         # Free again: one of the others stores its message.
         await wait_until(lambda: has_any(backend))

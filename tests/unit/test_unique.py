@@ -1,0 +1,137 @@
+"""Unique keys as an app sees them: their options, the keys of calls, and what a call reports."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from qworker import Tasks, Unique
+from qworker.errors import AlreadyEnqueued, InvalidName, NotSupported, UsageError
+from qworker.server.error_responses import to_error_response
+from qworker.testing import enqueued_calls
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Tasks]:
+    app = Tasks("memory://unique-keys")
+    yield app
+    backend = await app.backend()
+    await backend.delete("default")
+    await app.aclose()
+
+
+async def test_a_call_with_the_values_of_another_one_is_not_stored_and_says_so(tasks: Tasks) -> None:
+    @tasks.task(unique=Unique(by=("user",)))
+    async def reindex(user: int, full: bool = False) -> None: ...
+
+    @tasks.task(unique=Unique(by=("user", "full")))
+    async def other(user: int, full: bool = False) -> None: ...
+
+    first = await reindex.enqueue(7)
+    again = await reindex.enqueue(user=7, full=True)
+    assert (first.existed, again.existed, again.id) == (False, True, first.id)
+    assert (await reindex.enqueue(8)).existed is False
+    # Of another task, and with the default value.
+    assert (await other.enqueue(7)).existed is False
+    assert (await other.enqueue(7, full=False)).existed is True
+    keys = {call.unique_key for call in await enqueued_calls(tasks)}
+    assert keys == {"reindex(user=7)", "reindex(user=8)", "other(user=7,full=false)"}
+
+
+async def test_a_key_of_long_values_is_a_digest(tasks: Tasks) -> None:
+    @tasks.task(unique=Unique(by=("text",)))
+    async def work(text: str) -> None: ...
+
+    assert len({(await work.enqueue("x" * 300 + end)).id for end in "aab"}) == 2
+
+
+async def test_the_options_of_a_call_replace_those_of_the_task(tasks: Tasks) -> None:
+    @tasks.task(unique=Unique(by=("user",)))
+    async def work(user: int) -> None: ...
+
+    first = await work.using(unique_key="all").enqueue(1)
+    assert (await work.using(unique=Unique(key="all")).enqueue(2)).id == first.id
+    with pytest.raises(AlreadyEnqueued, match="the unique key 'all' is already enqueued") as refused:
+        await work.using(unique=Unique(key="all", again="error")).enqueue(3)
+    assert refused.value.id == first.id
+    jobs = await tasks.enqueue_many([work.using(unique_key="all").call(4), work.call(4), work.call(4)])
+    assert [job.existed for job in jobs] == [True, False, True]
+
+
+async def test_a_task_by_name_has_keys_but_no_parameters(tasks: Tasks) -> None:
+    absent: Any = tasks.named("elsewhere.work")
+    assert (await absent.using(unique_key="k").enqueue(1)).existed is False
+    assert (await absent.using(unique=Unique(key="k")).enqueue(2)).existed is True
+    with pytest.raises(UsageError, match="needs the function of the task"):
+        await absent.using(unique=Unique(by=("user",))).enqueue(1)
+
+
+def test_a_key_by_an_unknown_parameter_is_refused_at_registration(tasks: Tasks) -> None:
+    def reindex(user: int, full: bool = False) -> None: ...
+
+    text = r"task 'reindex': unique by 'usr' names no parameter: it takes \(user, full\)"
+    with pytest.raises(UsageError, match=text):
+        tasks.task(unique=Unique(by=("usr",)))(reindex)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"key": "k", "by": ("user",)}, "key and by cannot be given together"),
+        ({"by": "user"}, "by must be names of parameters"),
+        ({"by": ()}, "by must name at least one parameter"),
+        ({"key": "k", "until": "never"}, "until must be one of done, started"),
+        ({"key": "k", "again": "drop"}, "again must be one of keep, replace, debounce, error"),
+        ({"key": "k", "wait": 2}, 'wait= needs again="debounce"'),
+        ({"key": "k", "again": "debounce"}, "wait must be more than 0 seconds"),
+        ({"key": "k", "again": "debounce", "wait": 5, "at_most": 2}, "at_most must be at least wait"),
+        ({"key": "k", "again": "replace", "scope": "app"}, 'scope="app" cannot have again="replace"'),
+    ],
+)
+def test_wrong_options_are_refused_with_one_line(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        Unique(**options)
+
+
+def test_a_key_that_is_empty_is_refused() -> None:
+    with pytest.raises(InvalidName):
+        Unique(key="")
+
+
+def test_times_can_be_timedeltas() -> None:
+    unique = Unique(key="k", again="debounce", wait=timedelta(seconds=2), at_most=timedelta(seconds=10))
+    assert (unique.wait, unique.at_most) == (2.0, 10.0)
+
+
+def test_options_without_a_key_are_refused(tasks: Tasks) -> None:
+    def work() -> None: ...
+
+    with pytest.raises(UsageError, match="unique needs key= or by="):
+        tasks.task(unique=Unique(until="started"))(work)
+
+
+@pytest.mark.parametrize(
+    ("url", "unique", "text"),
+    [
+        ("sq:///nowhere", Unique(key="k"), "sq: does not support unique keys"),
+        ("file:///nowhere", Unique(key="k", again="replace"), "file: does not support that a waiting call is replaced"),
+        (
+            "redis://nowhere.invalid/0",
+            Unique(key="k", scope="app"),
+            "redis: does not support unique keys across",
+        ),
+    ],
+)
+def test_a_store_that_cannot_do_it_refuses_at_registration(url: str, unique: Unique, text: str) -> None:
+    def work() -> None: ...
+
+    with pytest.raises(NotSupported, match=text):
+        Tasks(url).task(unique=unique)(work)
+
+
+def test_a_key_that_is_held_is_a_conflict_for_http() -> None:
+    status, _, body = to_error_response(AlreadyEnqueued("unique key 'k' is held by ID", "ID"))
+    assert (status, body[:14]) == (409, b"unique key 'k'")
