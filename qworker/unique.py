@@ -73,7 +73,7 @@ class Unique(msgspec.Struct, frozen=True, omit_defaults=True):
             by = cast("object", self.by)
             names = cast("Sequence[object]", by)
             if isinstance(by, str) or not isinstance(by, Sequence) or not all(isinstance(name, str) for name in names):
-                raise UsageError(f'unique: by must be names of parameters, such as by=("user",) (got {shown(by)})')
+                raise UsageError(f'unique: by must be names of parameters, such as by=("user",) (got {shown(names)})')
             if not by:
                 raise UsageError("unique: by must name at least one parameter (got none): write key= for all calls")
             msgspec.structs.force_setattr(self, "by", tuple(self.by))
