@@ -145,7 +145,8 @@ def test_a_flask_site_sends_each_mail_once_although_its_worker_is_killed(folder:
             *progress, end = site.get(f"{page}/events").text.removesuffix("\n\n").split("\n\n")
             assert end == "event: end\ndata:"
             done = [json.loads(event.removeprefix("data: "))["done"] for event in progress]
-            assert done == sorted(set(done))
+            # The first one can be the last one of the killed worker.
+            assert done[1:] == sorted(set(done[1:]))
             assert done[-1] == len(recipients)
             assert f"{len(recipients)} mails were sent." in site.get(page).text
             after = sent()
