@@ -42,7 +42,7 @@ from qworker.schedules.schedule import CatchUp, Overlap
 from qworker.settings import backend_url
 from qworker.task import RawHandler, Task, TaskOptions
 from qworker.unique import Unique
-from qworker.validation import check_headers, check_seconds, check_text, shown
+from qworker.validation import check_flag, check_headers, check_seconds, check_text, shown
 
 __all__ = ["Tasks"]
 
@@ -98,12 +98,14 @@ class Tasks(Generic[State]):
             version of the app may have enqueued it. So workers release it for this time after its first refusal.
             After this time it fails. 0: it fails immediately.
         hooks: What runs around every handler, the outermost first, and for every call that is enqueued.
+        validate: Whether calls check the values of their arguments against the annotations when they are enqueued.
 
     Attributes:
         lifespan: The `lifespan` argument.
         imports: The `imports` argument.
         unknown_for: The `unknown_for` argument, in seconds.
         hooks: The hooks of the app.
+        validate: The `validate` argument.
         clock: The clock of its backends. Tests set a fake one before the first call.
         registered_tasks: The tasks by name.
         raw_handlers: The raw handlers by queue.
@@ -117,8 +119,9 @@ class Tasks(Generic[State]):
         lifespan: Callable[[Tasks[Any]], AbstractAsyncContextManager[State]] | None = None,
         credential_provider: Callable[[], Any] | None = None,
         imports: Sequence[str] = (),
-        unknown_for: float | timedelta = _UNKNOWN_FOR,
+        unknown_for: Seconds = _UNKNOWN_FOR,
         hooks: Sequence[Hook] = (),
+        validate: bool = True,
     ) -> None:
         self._url = None if url is None else check_text("url", url)
         # Whether a backend was created with the URL: another one would divide the messages between two stores.
@@ -128,6 +131,7 @@ class Tasks(Generic[State]):
         self.unknown_for = check_seconds("unknown_for", unknown_for, most=MOST_DELAY)
         self.lifespan = _check_lifespan(lifespan)
         self.hooks = check_hooks(hooks)
+        self.validate = check_flag("validate", validate)
         self._credential_provider = credential_provider
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
@@ -166,8 +170,8 @@ class Tasks(Generic[State]):
         fail_on: Errors = (),
         process: bool = False,
         priority: int = 0,
-        hold: float | timedelta = 0.0,
-        result: float | timedelta | None = None,
+        hold: Seconds = 0.0,
+        result: Seconds | None = None,
         unique: Unique | None = None,
         hooks: Sequence[Hook] = (),
         on_failure: Task[..., Any] | None = None,
@@ -187,8 +191,8 @@ class Tasks(Generic[State]):
         fail_on: Errors = (),
         process: bool = False,
         priority: int = 0,
-        hold: float | timedelta = 0.0,
-        result: float | timedelta | None = None,
+        hold: Seconds = 0.0,
+        result: Seconds | None = None,
         unique: Unique | None = None,
         hooks: Sequence[Hook] = (),
         on_failure: Task[..., Any] | None = None,
@@ -280,7 +284,7 @@ class Tasks(Generic[State]):
     @exact_options
     def every(
         self,
-        seconds: float | timedelta,
+        seconds: Seconds,
         *,
         name: str | None = None,
         args: Sequence[Any] = (),

@@ -7,7 +7,11 @@ from typing import Any
 
 import msgspec
 
-from qworker.envelope import add_headers, open_envelope
+from qworker.definition.hints import exact_options
+from qworker.definition.returns import check_result_type
+from qworker.definition.task_options import call_options, check_result, sent_options
+from qworker.duration import Moment, Seconds
+from qworker.envelope import ORIGINAL_ID, add_headers, change_options, open_envelope
 from qworker.jobs.job import Job
 from qworker.jobs.source import JobSource
 from qworker.message import Draft, KeyHolder
@@ -65,6 +69,65 @@ class Call(msgspec.Struct, frozen=True):
         """
         body = add_headers(self.draft.body, headers)
         return msgspec.structs.replace(self, draft=msgspec.structs.replace(self.draft, body=body))
+
+    @exact_options
+    def using(  # noqa: PLR0913 - each argument is one option of a call
+        self,
+        *,
+        delay: Seconds | None = None,
+        due_at: Moment | None = None,
+        priority: int | None = None,
+        unique_key: str | None = None,
+        id: str | None = None,  # noqa: A002
+        queue: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        hold: Seconds | None = None,
+        result: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
+        timeout: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
+        max_tries: int | msgspec.UnsetType | None = msgspec.UNSET,
+        expires: Seconds | None = None,
+    ) -> Call:
+        """Return this call with other options. What is not given stays. See `Task.using`.
+
+        Raises:
+            InvalidName: `unique_key`, `id` or `queue` is not allowed.
+            NotSupported: The backend of the app's URL does not support results, or unlimited tries.
+            UsageError: There is a hold and no id, or an option has the wrong type or is out of range.
+        """
+        own_id = self.draft.id if id is None else id
+        fields = call_options(delay, due_at, priority, unique_key, own_id, queue, headers, hold)
+        if delay is not None:
+            fields["due_at"] = None
+        elif due_at is not None:
+            fields["delay"] = 0.0
+        both = {"delay": self.draft.delay, "due_at": self.draft.due_at, **fields}
+        sent = sent_options(both, timeout, max_tries, expires)
+        known = None if self.source is None else self.source.app.registered_tasks.get(self.task)
+        if id is not None and hold is None and known is not None:
+            fields["hold"] = known.options.hold
+        source = self.source
+        if result is not msgspec.UNSET:
+            sent["result"] = None if result is None else check_result(result)
+            if result is not None and known is not None:
+                check_result_type(self.task, known.function)
+            source = None if source is None else source.changed(sent["result"], Any)
+        self._check_store(sent)
+        body = change_options(self.draft.body, sent) if sent else self.draft.body
+        if id is not None and fields["id"] != id:
+            headers = {**(headers or {}), ORIGINAL_ID: id}
+        if headers:
+            body = add_headers(body, headers)
+        draft = msgspec.structs.replace(self.draft, body=body, **fields)
+        return msgspec.structs.replace(self, queue=self.queue if queue is None else queue, draft=draft, source=source)
+
+    def _check_store(self, sent: Mapping[str, Any]) -> None:
+        """Check that the store supports the options."""
+        if self.source is None:
+            return
+        if sent.get("result") is not None:
+            self.source.app._check_store(self.task, "result=")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        if "max_tries" in sent and sent["max_tries"] is None:
+            self.source.app._check_store(self.task, "max_tries=None")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _existed(draft: Draft, stored: str) -> bool | None:

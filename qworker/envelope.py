@@ -18,6 +18,9 @@ import msgspec
 from qworker.errors import InvalidArguments
 from qworker.retry import MOST_DELAY
 from qworker.validation import check_headers
+from qworker.values import encode as _encode
+from qworker.values import pack as _pack
+from qworker.values import to_builtins
 
 __all__ = [
     "ORIGINAL_ID",
@@ -26,7 +29,9 @@ __all__ = [
     "Envelope",
     "EnvelopeEncoder",
     "add_headers",
+    "change_options",
     "encode_result",
+    "may_hold_not_finite",
     "open_envelope",
 ]
 
@@ -38,11 +43,19 @@ ORIGINAL_ID = "qworker-id"
 class CallOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The options of a call that travel with it, because the worker or a caller needs them. Older workers ignore them.
 
+    A body comes from outside: a value that is out of range counts as if it were not there.
+
     Attributes:
         result: Seconds for which the result is kept. None: it is not kept. Unset: the task's own option.
+        timeout: Seconds that an attempt may take. None: no limit. Unset: the task's own option.
+        max_tries: The number of failed attempts after which it fails. None: no limit. Unset: the task's own option.
+        expires: Seconds from the enqueue after which it is not started any more. None: it never expires.
     """
 
     result: float | msgspec.UnsetType | None = msgspec.UNSET
+    timeout: float | msgspec.UnsetType | None = msgspec.UNSET
+    max_tries: int | msgspec.UnsetType | None = msgspec.UNSET
+    expires: float | None = None
 
     @overload
     def kept_result(self, own: float | None) -> float | None: ...
@@ -58,6 +71,16 @@ class CallOptions(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.result is msgspec.UNSET:
             return own
         return self.result if self.result is not None and 0 < self.result <= MOST_DELAY else None
+
+    def allowed_time(self, own: float | None) -> float | None:
+        """Return the timeout of an attempt in seconds; `own`, that of the task, if the call does not say it."""
+        given = self.timeout
+        return own if given is msgspec.UNSET or (given is not None and not 0 < given <= MOST_DELAY) else given
+
+    def allowed_tries(self, own: int | None) -> int | None:
+        """Return the maximum number of failed attempts; `own`, that of the task, if the call does not say it."""
+        given = self.max_tries
+        return own if given is msgspec.UNSET or (given is not None and given < 1) else given
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=True):
@@ -87,10 +110,8 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 _WITHOUT_NUMBERS = frozenset({str, int, bool, bytes})
 # A search with a regular expression is several times as fast as `in`.
 _find_null = re.compile(b"null").search
-_pack = msgspec.msgpack.Encoder().encode
 # The first bytes of a packed number that is nan or infinite. Other data can contain the same bytes.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]", re.DOTALL)
-_encode = msgspec.json.Encoder().encode
 
 
 def open_envelope(body: bytes) -> Envelope | tuple[str, str] | None:
@@ -120,6 +141,14 @@ class _Parts(msgspec.Struct, omit_defaults=True):
     kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     headers: dict[str, str] = {}
     options: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def change_options(body: bytes, changes: Mapping[str, Any]) -> bytes:
+    """Return the body of a call with other options that travel with it."""
+    parts = msgspec.json.decode(body, type=_Parts)
+    old = CallOptions() if parts.options is msgspec.UNSET else msgspec.json.decode(parts.options, type=CallOptions)
+    parts.options = msgspec.Raw(_encode(msgspec.structs.replace(old, **changes)))
+    return _encode(parts)
 
 
 def add_headers(body: bytes, headers: Mapping[str, str]) -> bytes:
@@ -175,7 +204,7 @@ class EnvelopeEncoder:
         for which, value in (*enumerate(args, 1), *kwargs.items()):
             if value is None or value.__class__ in _WITHOUT_NUMBERS:
                 continue
-            number = _not_finite(msgspec.to_builtins(value)) if _may_hold_not_finite(value) else None
+            number = _not_finite(to_builtins(value)) if may_hold_not_finite(value) else None
             if number is not None:
                 raise InvalidArguments(
                     f"task {self._task!r}: argument {which}: JSON cannot contain {number}: use None or text instead"
@@ -201,8 +230,8 @@ def encode_result(value: Any) -> EncodedResult:
     """
     try:
         body = _encode(value)
-        if _find_null(body) and value is not None and _may_hold_not_finite(value):
-            number = _not_finite(msgspec.to_builtins(value))
+        if _find_null(body) and value is not None and may_hold_not_finite(value):
+            number = _not_finite(to_builtins(value))
             if number is not None:
                 return EncodedResult(problem=f"JSON cannot contain {number}: use None or text instead")
     except Exception as error:  # noqa: BLE001 - it may be the code of the value's class
@@ -210,7 +239,7 @@ def encode_result(value: Any) -> EncodedResult:
     return EncodedResult(body)
 
 
-def _may_hold_not_finite(value: Any) -> bool:
+def may_hold_not_finite(value: Any) -> bool:
     """Return whether a value can contain nan or infinity. The check is fast, and False is always right."""
     try:
         return _NOT_FINITE.search(_pack(value)) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -12,8 +11,9 @@ from qworker.attempt.hooks import Hook, publishing_hooks
 from qworker.call import Call
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.returns import check_result_type, check_returns
-from qworker.definition.task_options import TaskOptions, call_options, check_result, unique_option
+from qworker.definition.task_options import TaskOptions, call_options, check_result, sent_options, unique_option
 from qworker.definition.unique_key import check_by
+from qworker.duration import Moment, Seconds
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
 from qworker.jobs.job import Job
@@ -21,7 +21,7 @@ from qworker.jobs.source import JobSource
 from qworker.names import check_existing_queue
 from qworker.task import App, ConfiguredTask, Task, configured
 from qworker.unique import Unique
-from qworker.validation import check_text
+from qworker.validation import check_flag, check_text
 
 __all__ = ["Directory", "NamedTask"]
 
@@ -42,6 +42,9 @@ class Directory(App, Protocol):
 class _AnyArguments:
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Accept everything: only the app that has the function knows its parameters."""
+
+    def check_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Accept everything."""
 
     def values(self, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Refuse it: without the function, arguments have no names.
@@ -80,7 +83,19 @@ class NamedTask(OtherMethods, Generic[T]):
     Otherwise any arguments are accepted, and the worker checks them.
     """
 
-    __slots__ = ("_absent", "_app", "_fields", "_given_id", "_headers", "_kept", "_queue", "_returns", "name")
+    __slots__ = (
+        "_absent",
+        "_app",
+        "_fields",
+        "_given_id",
+        "_headers",
+        "_kept",
+        "_queue",
+        "_returns",
+        "_sent",
+        "_validate",
+        "name",
+    )
 
     def __init__(self, app: Directory, name: str, queue: str | None, result: type[T]) -> None:
         if not check_text("name", name):
@@ -95,6 +110,8 @@ class NamedTask(OtherMethods, Generic[T]):
         self._given_id: str | None = None
         self._headers: Mapping[str, str] | None = None
         self._kept: float | msgspec.UnsetType | None = msgspec.UNSET
+        self._sent: Mapping[str, Any] = {}
+        self._validate = True
 
     def __repr__(self) -> str:
         return f"<task {self.name} by name>"
@@ -103,28 +120,36 @@ class NamedTask(OtherMethods, Generic[T]):
     def using(  # noqa: PLR0913 - each argument is one option of a call
         self,
         *,
-        delay: float | timedelta | None = None,
-        due_at: float | None = None,
+        delay: Seconds | None = None,
+        due_at: Moment | None = None,
         priority: int | None = None,
         unique_key: str | None = None,
         id: str | None = None,  # noqa: A002
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
-        hold: float | timedelta | None = None,
+        hold: Seconds | None = None,
         unique: Unique | None = None,
-        result: float | timedelta | msgspec.UnsetType | None = msgspec.UNSET,
+        result: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
+        timeout: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
+        max_tries: int | msgspec.UnsetType | None = msgspec.UNSET,
+        expires: Seconds | None = None,
+        validate: bool = True,
     ) -> NamedTask[T]:
         """Return the task with options for its calls. See `Task.using`.
 
         Raises:
             InvalidName: `unique_key`, `id` or `queue` is not allowed.
-            NotSupported: There is a result, and the backend of the app's URL has no place for it.
+            NotSupported: The backend of the app's URL does not support results, or unlimited tries.
             UsageError: There is a hold and no id, or an option has the wrong type or is out of range.
         """
         made = NamedTask(self._app, self.name, self._queue if queue is None else queue, self._returns)
         fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
         made._fields = fields | unique_option(unique, fields)
         made._given_id, made._headers = id, headers
+        made._sent = sent_options(made._fields, timeout, max_tries, expires)
+        made._validate = check_flag("validate", validate)
+        if max_tries is None:
+            self._app._check_store(self.name, "max_tries=None")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if result is not None and result is not msgspec.UNSET:
             result = check_result(result)
             self._app._check_store(self.name, "result=")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -157,4 +182,6 @@ class NamedTask(OtherMethods, Generic[T]):
             headers=self._headers,
             result=self._kept,
             returns=self._returns,
+            sent=self._sent,
+            validate=self._validate,
         )

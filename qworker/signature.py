@@ -14,7 +14,9 @@ import msgspec
 from qworker.definition.callables import handler_name
 from qworker.definition.parameters import can_be_json, is_injected, parameters_of
 from qworker.definition.provided import Provided
+from qworker.envelope import may_hold_not_finite
 from qworker.errors import InvalidArguments, UsageError
+from qworker.values import convert, encode, from_json
 
 __all__ = ["Signature"]
 
@@ -54,6 +56,9 @@ class Signature:
         self.returns = _returns(function)
         positional = [p for p in parameters if p.kind in _POSITIONAL]
         self._positional_types = [_checked_type(self.name, hints.get(p.name, Any)) for p in positional]
+        # The types by which alone a call of positional arguments can be accepted.
+        self._quick = [_quick_type(wanted) for wanted in self._positional_types]
+        self._decoders = [_decoder(wanted) for wanted in self._positional_types]
         self._required = sum(p.default is p.empty for p in positional)
         self._keyword_only_required = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
         self._positional_names = [p.name for p in positional]
@@ -65,6 +70,9 @@ class Signature:
             for p in parameters
             if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}
         }
+
+        self._named_decoders = {name: _decoder(wanted) for name, wanted in self._named.items()}
+        self._star_decoder, self._double_star_decoder = _decoder(self._star), _decoder(self._double_star)
 
     def _type_of(self, parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any], kind: Any) -> Any:
         for parameter in parameters:
@@ -123,6 +131,39 @@ class Signature:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidArguments(f"task {self.name!r}: {error}; it takes {self._signature}{self._hint}") from error
+
+    def check_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Check that the values of a call fit the annotations, as they will in the worker.
+
+        Args:
+            args: The positional arguments, whose number fits.
+            kwargs: The arguments by name, whose names fit.
+
+        Raises:
+            InvalidArguments: A value does not fit, or cannot be encoded.
+        """
+        # Most arguments have exactly the types of their annotations.
+        if not kwargs and [*map(type, args)] == self._quick:
+            return
+        known = len(self._decoders)
+        for i, value in enumerate(args):
+            self._check_value(i + 1, value, self._decoders[i] if i < known else self._star_decoder)
+        for name, value in kwargs.items():
+            self._check_value(name, value, self._named_decoders.get(name, self._double_star_decoder))
+
+    def _check_value(self, which: int | str, value: Any, decoder: msgspec.json.Decoder[Any] | None) -> None:
+        if decoder is None or (type(value) is decoder.type and decoder.type in _QUICK):
+            return
+        try:
+            decoder.decode(encode(value))
+        except msgspec.ValidationError as error:
+            # JSON has null for nan and infinity. The encoder of the call refuses them by their names.
+            if not may_hold_not_finite(value):
+                text = f"task {self.name!r}, argument {self._place(which)}: {_plain(error)}"
+                raise InvalidArguments(text) from error
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
+            # The encoder of the call refuses it.
+            return
 
     def values(self, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the values of some parameters in a call that fits, also those that are not given."""
@@ -203,7 +244,7 @@ class Signature:
         if wanted is Any or type(value) is wanted:
             return value
         try:
-            return msgspec.convert(value, wanted, strict=strict, str_keys=True)
+            return convert(value, wanted, strict=strict)
         except msgspec.ValidationError as error:
             made = _with_truth_as_numbers(value, wanted)
             if made is not _NOTHING:
@@ -216,6 +257,20 @@ class Signature:
             return which
         names = self._positional_names
         return f"{which} ({names[which - 1]})" if which <= len(names) else str(which)
+
+
+# Types whose values are checked by their type alone. The encoder refuses nan and infinity.
+_QUICK = frozenset({str, int, float, bool, bytes, dict, list})
+
+
+def _decoder(wanted: Any) -> msgspec.json.Decoder[Any] | None:
+    """Return the decoder of values of a type. None: every value fits."""
+    return None if wanted is Any else msgspec.json.Decoder(wanted, dec_hook=from_json)
+
+
+def _quick_type(wanted: Any) -> type | None:
+    """Return the type if its values are checked by it alone. None: they are not."""
+    return wanted if isinstance(wanted, type) and wanted in _QUICK else None
 
 
 def _is_positional_provided(parameter: inspect.Parameter) -> bool:
@@ -291,7 +346,7 @@ def _with_truth_as_numbers(value: Any, wanted: Any) -> Any:
     if numbered is _NOTHING:
         return _NOTHING
     try:
-        return msgspec.convert(numbered, wanted, str_keys=True)
+        return convert(numbered, wanted)
     except msgspec.ValidationError:
         return _NOTHING
 

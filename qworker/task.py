@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
@@ -18,14 +17,15 @@ from qworker.definition.callables import Kind, handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.returns import check_result_type
 from qworker.definition.task_options import (
-    NeedyOption,
     TaskOptions,
     call_options,
     check_result,
     needs_of,
+    sent_options,
     unique_option,
 )
 from qworker.definition.unique_key import check_by, key_by
+from qworker.duration import Moment, Seconds
 from qworker.enqueue.tracing import create_span, is_tracing_configured, send_span
 from qworker.envelope import ORIGINAL_ID, CallOptions, EnvelopeEncoder
 from qworker.errors import UsageError
@@ -35,7 +35,7 @@ from qworker.message import Draft, Lease, Message
 from qworker.names import to_message_id
 from qworker.signature import Signature
 from qworker.unique import Unique
-from qworker.validation import check_text
+from qworker.validation import check_flag, check_text
 
 __all__ = [
     "RAW_HANDLERS",
@@ -67,9 +67,9 @@ _LARGE_BODY = 16 << 20
 class App(JobApp, Protocol):
     """The methods of the app that a task uses."""
 
-    def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]: ...
+    validate: bool
 
-    def _check_store(self, task: str, option: NeedyOption) -> None: ...
+    def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]: ...
 
 
 class Checker(Protocol):
@@ -77,6 +77,10 @@ class Checker(Protocol):
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise `InvalidArguments` if the arguments of a call do not fit."""
+        ...
+
+    def check_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise `InvalidArguments` if the values of a call do not fit."""
         ...
 
     def values(self, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -364,22 +368,26 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
     def using(  # noqa: PLR0913 - each argument is one option of a call
         self,
         *,
-        delay: float | timedelta | None = None,
-        due_at: float | None = None,
+        delay: Seconds | None = None,
+        due_at: Moment | None = None,
         priority: int | None = None,
         unique_key: str | None = None,
         id: str | None = None,  # noqa: A002
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
-        hold: float | timedelta | None = None,
+        hold: Seconds | None = None,
         unique: Unique | None = None,
-        result: float | timedelta | msgspec.UnsetType | None = msgspec.UNSET,
+        result: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
+        timeout: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
+        max_tries: int | msgspec.UnsetType | None = msgspec.UNSET,
+        expires: Seconds | None = None,
+        validate: bool = True,
     ) -> ConfiguredTask[P, R_co]:
         """Return the task with options for its calls.
 
         Args:
             delay: Seconds until the call can run, or a timedelta.
-            due_at: Unix seconds at which it can run, instead of `delay`.
+            due_at: When it can run, instead of `delay`: Unix seconds, or a datetime with a time zone.
             priority: 0 (default) to 9 (first).
             unique_key: While a call with this key waits or runs, another one is not stored. Short for
                 `unique=Unique(key=...)`.
@@ -392,6 +400,13 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
             unique: The unique key and its options, instead of the task's own.
             result: Seconds for which the result is kept after the end of the call, or a timedelta. None: it is not
                 kept. Without it, the task's own option counts.
+            timeout: Seconds that an attempt may take, or a timedelta. None: no limit. Without it, the task's own option
+                counts.
+            max_tries: The number of failed attempts after which the message is failed. None: no limit. Without it, the
+                task's own option counts.
+            expires: Seconds from the enqueue, or a timedelta. A message that has not started by then fails with the
+                code `expired`, and is not run. A retry is a start too.
+            validate: Whether to check the values of the arguments against the annotations.
 
         Raises:
             InvalidName: `unique_key`, `id` or `queue` is not allowed.
@@ -402,17 +417,33 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
         check_by(self.name, self.signature.parameters, unique)
         for option in () if unique is None else needs_of(unique):
             self.app._check_store(self.name, option)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        sent = sent_options(fields, timeout, max_tries, expires)
+        if max_tries is None:
+            self.app._check_store(self.name, "max_tries=None")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if result is not None and result is not msgspec.UNSET:
             result = check_result(result)
             check_result_type(self.name, self.function)
             self.app._check_store(self.name, "result=")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        return configured(self, fields, given_id=id, queue=queue, headers=headers, result=result)
+        check_flag("validate", validate)
+        return configured(
+            self, fields, given_id=id, queue=queue, headers=headers, result=result, sent=sent, validate=validate
+        )
 
 
 class ConfiguredTask(OtherMethods, Generic[P, R_co]):
     """A task with options for its calls. `Task.using` creates it."""
 
-    __slots__ = ("_draft", "_given_queue", "_headers", "_options", "_result", "_returns", "_task", "_unique")
+    __slots__ = (
+        "_draft",
+        "_given_queue",
+        "_headers",
+        "_options",
+        "_result",
+        "_returns",
+        "_task",
+        "_unique",
+        "_validate",
+    )
 
     def __init__(
         self,
@@ -423,13 +454,16 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         headers: Mapping[str, str] | None = None,
         result: float | msgspec.UnsetType | None = msgspec.UNSET,
         returns: Any = Any,
+        sent: Mapping[str, Any] | None = None,
     ) -> None:
         self._task = task
+        self._validate = True
         own = task.source.result
         self._result = own if result is msgspec.UNSET else result
         # A caller that does not know the task reads the option from the message.
         is_plain = self._result is msgspec.UNSET or (self._result is None and own is None)
-        self._options = None if is_plain else CallOptions(result=self._result)
+        kept: dict[str, Any] = {} if is_plain else {"result": self._result}
+        self._options = CallOptions(**kept, **(sent or {})) if kept or sent else None
         self._returns = returns
         self._draft = dict(draft)
         if task.options.priority:
@@ -465,6 +499,8 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
     def _make_draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
         task.signature.check(args, kwargs)
+        if self._validate and task.app.validate:
+            task.signature.check_values(args, kwargs)
         headers = task.app._collect_headers(self._headers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         body = task.encoder.encode(args, kwargs, headers, self._options)
         if len(body) > _LARGE_BODY:
@@ -523,7 +559,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         return call.job(message_id)
 
 
-def configured(
+def configured(  # noqa: PLR0913 - each argument is one option of a call
     task: Callee,
     fields: Mapping[str, Any],
     *,
@@ -532,6 +568,8 @@ def configured(
     headers: Mapping[str, str] | None = None,
     result: float | msgspec.UnsetType | None = msgspec.UNSET,
     returns: Any = Any,
+    sent: Mapping[str, Any] | None = None,
+    validate: bool = True,
 ) -> ConfiguredTask[Any, Any]:
     """Return a task with checked options for its calls.
 
@@ -543,7 +581,13 @@ def configured(
         headers: Texts by name that are stored with the call.
         result: Seconds for which the result is kept. None: it is not kept. Unset: the task's own option counts.
         returns: The type of the result. Any: the task's own.
+        sent: What `sent_options` returned.
+        validate: Whether to check the values of the arguments.
     """
     if given_id is not None and fields["id"] != given_id:
         headers = {**(headers or {}), ORIGINAL_ID: given_id}
-    return ConfiguredTask(task, fields, queue=queue, headers=headers, result=result, returns=returns)
+    made: ConfiguredTask[Any, Any] = ConfiguredTask(
+        task, fields, queue=queue, headers=headers, result=result, returns=returns, sent=sent
+    )
+    made._validate = validate  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return made

@@ -98,7 +98,7 @@ def check_seconds(name: str, value: Any, *, positive: bool = False, most: float 
 
 def _seconds_hint(name: str, value: Any) -> str:
     if name == "delay" and isinstance(value, datetime):
-        return ": for a time write using(due_at=when.timestamp())"
+        return ": for a time write using(due_at=when)"
     if not isinstance(value, str):
         return ""
     try:

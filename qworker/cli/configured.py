@@ -40,11 +40,11 @@ PREFIX = "QWORKER_"
 _WRITTEN_DOWN = """
     add_host after all all_hosts app archive arg args batch body burst cancel catch_up compact concurrency conf
     connections_per_address cron delay delete destination down dry_run due_at empty_ok env error event every
-    fail_perm_code fail_tmp_code file follow force format from_file front full grace_period group health history
-    host html id id_map ignore_down ignore_exists ignore_listener include_done include_failed insecure interval
+    expires fail_perm_code fail_tmp_code file follow force format from_file front full grace_period group health history
+    hold host html id id_map ignore_down ignore_exists ignore_listener include_done include_failed insecure interval
     isolated json keep kwargs limit lines link lock log_format log_level loop master max_body_size max_connections
     max_memory max_messages max_rate max_tries memory message messages mode msgid name newest no_done no_env no_lock
-    no_open no_schedules on once output overlap owner page paused port priority protocol queue rejects reload
+    no_open no_schedules on once output overlap owner page paused port priority protocol queue rejects reload result
     shutdown_timeout since size source staging_dir stall_timeout state strict success_code task timeout topic trigger
     triggered ttl tz unique_key until url verbose visibility_timeout wait wait_for_backend where workers yes
 """

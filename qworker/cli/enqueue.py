@@ -20,6 +20,7 @@ from qworker.task import Call, ConfiguredTask, Job, Task
 __all__ = ["command"]
 
 _AnyTask = Task[..., Any]
+_UNSET = msgspec.UNSET
 
 
 @click.command("enqueue", cls=Command, context_settings={"ignore_unknown_options": True})
@@ -45,6 +46,11 @@ _AnyTask = Task[..., Any]
     "--unique-key", metavar="KEY", help="Store nothing while a call with this key is ready, delayed or leased."
 )
 @click.option("--id", "id", metavar="ID", help="Message id. If a message with this id is stored, nothing is stored.")
+@click.option("--hold", type=duration_type(), help="Time from now for which the id stays taken, such as 1d.")
+@click.option("--timeout", type=duration_type(), help="Longest time of an attempt, such as 30s.")
+@click.option("--max-tries", type=click.IntRange(1), metavar="N", help="Failed attempts after which it fails.")
+@click.option("--result", type=duration_type(), help="Time for which the result is kept, such as 1h.")
+@click.option("--expires", type=duration_type(), help="Time from now after which it is not started, such as 2m.")
 @url_option
 @json_option
 def command(
@@ -57,6 +63,11 @@ def command(
     priority: int | None,
     unique_key: str | None,
     id: str | None,  # noqa: A002
+    hold: float | None,
+    timeout: float | None,
+    max_tries: int | None,
+    result: float | None,
+    expires: float | None,
     url: str | None,
     json: bool,
 ) -> None:
@@ -73,7 +84,17 @@ def command(
     """
     tasks = load_app(app, url)
     chosen = tasks[task]
-    bound = chosen.using(delay=delay, priority=priority, unique_key=unique_key, id=id)
+    bound = chosen.using(
+        delay=delay,
+        priority=priority,
+        unique_key=unique_key,
+        id=id,
+        hold=hold,
+        timeout=_UNSET if timeout is None else timeout,
+        max_tries=_UNSET if max_tries is None else max_tries,
+        result=_UNSET if result is None else result,
+        expires=expires,
+    )
     if from_file is None:
         jobs = run(_enqueue(tasks, iter([_call(chosen, bound, *_given(arguments, kwargs))])))
     else:

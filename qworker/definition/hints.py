@@ -38,7 +38,22 @@ _TASK_OPTIONS = frozenset(
     }
 )
 _CALL_OPTIONS = frozenset(
-    {"delay", "due_at", "priority", "unique_key", "id", "queue", "headers", "hold", "result", "unique"}
+    {
+        "delay",
+        "due_at",
+        "priority",
+        "unique_key",
+        "id",
+        "queue",
+        "headers",
+        "hold",
+        "result",
+        "timeout",
+        "max_tries",
+        "expires",
+        "validate",
+        "unique",
+    }
 )
 
 # Names of other libraries: the option that is meant, and the difference.
@@ -49,7 +64,8 @@ _OPTIONS: dict[str, tuple[str, str]] = {
     ),
     **dict.fromkeys(("countdown", "defer_by", "_defer_by", "delay_ms", "schedule_in"), ("delay", "in seconds")),
     **dict.fromkeys(
-        ("eta", "defer_until", "_defer_until", "schedule_at", "scheduled", "run_at"), ("due_at", "Unix seconds")
+        ("eta", "defer_until", "_defer_until", "schedule_at", "scheduled", "run_at"),
+        ("due_at", "Unix seconds or a datetime"),
     ),
     **dict.fromkeys(("queue_name", "_queue_name"), ("queue", "")),
     **dict.fromkeys(

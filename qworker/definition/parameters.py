@@ -12,12 +12,13 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from qworker.errors import UsageError
+from qworker.values import is_known
 
 __all__ = ["can_be_json", "is_injected", "parameters_of"]
 
@@ -47,13 +48,31 @@ def can_be_json(annotation: Any) -> bool:
     except NameError:
         # A field's annotation cannot be read. The signature's own check reports it.
         return True
-    if not isinstance(known, msgspec.inspect.CustomType):
-        return True
+    return all(_is_possible(kind) for kind in _custom_types(known, set()))
+
+
+def _is_possible(kind: type) -> bool:
+    """Return whether a JSON value can become a class that msgspec does not know."""
     try:
-        return any(issubclass(json_type, known.cls) for json_type in _JSON_TYPES)
+        return is_known(kind) or any(issubclass(json_type, kind) for json_type in _JSON_TYPES)
     except TypeError:
         # A protocol that isinstance does not take.
         return True
+
+
+def _custom_types(known: Any, seen: set[int]) -> Iterator[type]:
+    """Yield the classes in a type that msgspec does not know."""
+    if type(known) is tuple:
+        members: Any = known
+        for one in members:
+            yield from _custom_types(one, seen)
+    elif isinstance(known, (msgspec.inspect.Type, msgspec.inspect.Field)) and id(known) not in seen:
+        # Types can contain themselves.
+        seen.add(id(known))
+        if isinstance(known, msgspec.inspect.CustomType):
+            yield known.cls
+        for name in known.__struct_fields__:
+            yield from _custom_types(getattr(known, name), seen)
 
 
 def parameters_of(function: Any, injected: type[Any]) -> list[Parameter]:

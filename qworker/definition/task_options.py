@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from qworker.duration import Moment, Seconds
 from qworker.errors import UsageError
 from qworker.names import check_existing_queue, check_key, to_message_id
 from qworker.retry import MOST_DELAY, Retries
@@ -25,6 +27,7 @@ __all__ = [
     "check_result",
     "check_unique",
     "needs_of",
+    "sent_options",
     "unique_option",
 ]
 
@@ -152,14 +155,14 @@ def unique_option(unique: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_options(
-    delay: float | timedelta | None,
-    due_at: float | None,
+    delay: Seconds | None,
+    due_at: Moment | None,
     priority: int | None,
     unique_key: str | None,
     id: str | None,  # noqa: A002
     queue: str | None,
     headers: Mapping[str, str] | None,
-    hold: float | timedelta | None,
+    hold: Seconds | None,
 ) -> dict[str, Any]:
     """Return the fields of a draft.
 
@@ -186,7 +189,40 @@ def call_options(
     return fields
 
 
-def _id_options(given_id: str | None, hold: float | timedelta | None) -> dict[str, Any]:
+def sent_options(
+    fields: Mapping[str, Any],
+    timeout: Seconds | msgspec.UnsetType | None,
+    max_tries: int | msgspec.UnsetType | None,
+    expires: Seconds | None,
+) -> dict[str, Any]:
+    """Return the options of a call that travel with it, without `result`.
+
+    Args:
+        fields: The fields of its draft.
+        timeout: See `Task.using`.
+        max_tries: See `Task.using`.
+        expires: See `Task.using`.
+
+    Raises:
+        UsageError: An option has the wrong type or is out of range.
+    """
+    sent: dict[str, Any] = {}
+    if timeout is not msgspec.UNSET:
+        given = None if timeout is None else check_seconds("timeout", timeout, positive=True, most=MOST_DELAY)
+        sent["timeout"] = given
+    if max_tries is not msgspec.UNSET:
+        sent["max_tries"] = check_max_tries(max_tries)
+    if expires is not None:
+        sent["expires"] = check_seconds("expires", expires, positive=True, most=MOST_DELAY)
+        waits = fields.get("delay", 0.0)
+        if fields.get("due_at") is not None:
+            waits = fields["due_at"] - time.time()
+        if waits >= sent["expires"]:
+            raise UsageError(f"expires must be longer than delay (got {sent['expires']:g} and {waits:g} seconds)")
+    return sent
+
+
+def _id_options(given_id: str | None, hold: Seconds | None) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if given_id is not None:
         fields["id"] = to_message_id(check_text("id", given_id))
@@ -199,10 +235,14 @@ def _id_options(given_id: str | None, hold: float | timedelta | None) -> dict[st
 
 def _check_time(name: str, value: Any) -> float:
     """Return Unix seconds as a float. The year must have four digits."""
-    seconds = number_of(value)
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise UsageError(f"{name} must have a time zone (got {value})")
+        seconds = value.timestamp()
+    else:
+        seconds = number_of(value)
     if math.isnan(seconds):
-        hint = ": write when.timestamp()" if isinstance(value, datetime) else ""
-        raise UsageError(f"{name} must be a number of Unix seconds (got {shown(value)}){hint}")
+        raise UsageError(f"{name} must be a datetime, or a number of Unix seconds (got {shown(value)})")
     if not 0 <= seconds < YEAR_10000:
         raise UsageError(f"{name} must be a time in Unix seconds, before the year 10000 (got {shown(value)})")
     return seconds

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from qworker.duration import Seconds
 from qworker.errors import UsageError
 from qworker.jobs.cancel import Was, cancel_jobs
 from qworker.jobs.iterate import iterate_sync
@@ -61,7 +61,7 @@ class Job(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
 
     # -- the result --------------------------------------------------------------------------------------------------
 
-    async def result(self, timeout: float | timedelta | None = None) -> T_co:
+    async def result(self, timeout: Seconds | None = None) -> T_co:
         """Wait for the job and return what its handler returned.
 
         In a handler, the worker runs other messages meanwhile.
@@ -86,7 +86,7 @@ class Job(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
         value: T_co = source.value_of(self.id, record)
         return value
 
-    def result_sync(self, timeout: float | timedelta | None = None) -> T_co:
+    def result_sync(self, timeout: Seconds | None = None) -> T_co:
         """Wait for the job and return what its handler returned, from code without an event loop. See `result`.
 
         Raises:

@@ -9,6 +9,7 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.definition.returns import result_type
+from qworker.definition.task_options import NeedyOption
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import (
     InvalidArguments,
@@ -22,6 +23,7 @@ from qworker.failure_text import summary
 from qworker.jobs.records import StoredResult
 from qworker.message import Draft, Message
 from qworker.parcel import unpack
+from qworker.values import decode_json
 
 __all__ = ["JobApp", "JobSource", "Opened", "Report"]
 
@@ -44,6 +46,8 @@ class JobApp(Protocol):
         """Return the backend of this event loop."""
         ...
 
+    def _check_store(self, task: str, option: NeedyOption) -> None: ...
+
     def _failure_report(self, task: str, message: Message, code: Literal["cancelled"], error: str) -> Report | None: ...
 
     def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str) -> R: ...
@@ -56,7 +60,7 @@ class Opened(msgspec.Struct, frozen=True):
         task: The task's name. None: the message is not an envelope.
         args: The positional arguments: as the handler gets them, or as JSON if this app does not know the task.
         kwargs: The arguments by name.
-        max_tries: The task's `max_tries`, if this app knows the task.
+        max_tries: The call's or the task's `max_tries`, if it is known.
         result: Seconds for which the result is kept. None: it is not kept. Unset: this app does not know it.
     """
 
@@ -136,7 +140,7 @@ class JobSource:
         """
         if record.state == "done" and record.value is not msgspec.UNSET:
             try:
-                return msgspec.json.decode(record.value, type=self.returns)
+                return decode_json(record.value, self.returns)
             except msgspec.ValidationError as error:
                 raise UsageError(
                     f"the result of job {message_id} does not fit its type: {error}: check the annotation of the task"
@@ -164,7 +168,10 @@ class JobSource:
                 pass
         own = msgspec.UNSET if task is None else task.options.result
         kept = own if envelope.options is None else envelope.options.kept_result(own)
-        return Opened(envelope.task, tuple(args), kwargs, None if task is None else task.options.max_tries, kept)
+        tries = None if task is None else task.options.max_tries
+        if envelope.options is not None:
+            tries = envelope.options.allowed_tries(tries)
+        return Opened(envelope.task, tuple(args), kwargs, tries, kept)
 
 
 def no_result(task: str | None) -> UsageError:

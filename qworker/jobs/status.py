@@ -43,7 +43,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         state: The state of the message. `done`: the message or its result is kept. `gone`: neither is.
         code: Why a failed job failed: `error`, `timeout`, `poison`, `arguments`, `expired` or `cancelled`.
         tries: Failed attempts so far.
-        max_tries: The task's `max_tries`. None: this app does not know the task.
+        max_tries: The call's or the task's `max_tries`. None: there is no limit, or this app does not know it.
         enqueued_at: When the call was enqueued.
         due_at: When a delayed job can run.
         started_at: When the handler of the last attempt started. None: it did not, or it is not known.

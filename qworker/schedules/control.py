@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Coroutine, Mapping
-from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
 
 from qworker.backend import Backend
 from qworker.backend.offers import store_time
 from qworker.clock import Clock
 from qworker.definition.hints import exact_options
+from qworker.duration import Seconds
 from qworker.errors import UsageError
 from qworker.jobs.app_jobs import job_of
 from qworker.jobs.job import Job
@@ -102,7 +102,7 @@ class Schedules:
         call: Call,
         *,
         cron: str | None = None,
-        every: float | timedelta | None = None,
+        every: Seconds | None = None,
         tz: str = "UTC",
         catch_up: CatchUp = "latest",
         overlap: Overlap = "allow",
@@ -132,7 +132,7 @@ class Schedules:
         call: Call,
         *,
         cron: str | None = None,
-        every: float | timedelta | None = None,
+        every: Seconds | None = None,
         tz: str = "UTC",
         catch_up: CatchUp = "latest",
         overlap: Overlap = "allow",

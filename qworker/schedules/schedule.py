@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from qworker.duration import Seconds
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import MissingExtra, UsageError
 from qworker.message import Draft
@@ -53,7 +53,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
     call: Call
     cron: str | None = None
-    every: float | timedelta | None = None
+    every: Seconds | None = None
     tz: str = "UTC"
     catch_up: CatchUp = "latest"
     overlap: Overlap = "allow"
@@ -78,7 +78,7 @@ class Schedule(msgspec.Struct, frozen=True):
                 raise UsageError(f"{option} must be one of {', '.join(known)} (got {shown(value)})")
 
 
-def _whole_seconds(every: float | timedelta) -> float:
+def _whole_seconds(every: Seconds) -> float:
     seconds = check_seconds("every", every, positive=True, most=_LONGEST)
     if seconds < 1 or seconds != int(seconds):
         raise UsageError(f"every must be a whole number of seconds, at least 1 (got {shown(every)})")

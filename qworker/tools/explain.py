@@ -16,7 +16,7 @@ from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
 from qworker.cell import Cell, CellOp
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.definition.task_options import TaskOptions
-from qworker.envelope import Envelope, open_envelope
+from qworker.envelope import CallOptions, Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
 from qworker.failed_call import reported_by
 from qworker.failure_text import CANCELLED, code_of, without_code
@@ -45,6 +45,7 @@ Code = Literal[
     "delayed",
     "retrying",
     "retry-policy",
+    "expires",
     "leased",
     "expired",
     "failed",
@@ -136,6 +137,7 @@ async def explain(
     if stored.state is State.LEASED:
         reasons += await _wait(backend, queue, message_id, clock.time())
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
+        reasons += _expiry(stored)
         if stored.message.deaths:
             reasons.append(Reason("suspect", _suspicion(stored.message.deaths)))
         if tasks is not None:
@@ -377,7 +379,7 @@ async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list
         )
     opened = open_envelope(unpack(stored.message).body)
     if isinstance(opened, Envelope) and opened.task in tasks.registered_tasks:
-        found += _policy(stored, tasks[opened.task].options)
+        found += _policy(stored, tasks[opened.task].options, opened.options)
         signature = tasks[opened.task].signature
         try:
             signature.convert(opened.args, opened.kwargs)
@@ -403,12 +405,22 @@ async def _by_app(backend: Backend, stored: StoredMessage, tasks: Tasks) -> list
     return found
 
 
-def _policy(stored: StoredMessage, options: TaskOptions) -> list[Reason]:
+def _expiry(stored: StoredMessage) -> list[Reason]:
+    """Explain when a message is too late to start."""
+    opened = open_envelope(unpack(stored.message).body)
+    options = opened.options if isinstance(opened, Envelope) else None
+    if options is None or options.expires is None:
+        return []
+    return [Reason("expires", f"it expires{_at(stored.message.enqueued_at + options.expires)}")]
+
+
+def _policy(stored: StoredMessage, options: TaskOptions, of_call: CallOptions | None) -> list[Reason]:
     """Explain when a message that has failed runs again."""
     tries = stored.message.tries
     if not tries:
         return []
-    allowed = "" if options.max_tries is None else f" of {options.max_tries}"
+    most = options.max_tries if of_call is None else of_call.allowed_tries(options.max_tries)
+    allowed = "" if most is None else f" of {most}"
     return [Reason("retry-policy", f"its retry policy is {options.retries}, tries {tries}{allowed}")]
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from qworker.context import CancelReason, Context
 from qworker.definition.callables import not_run_error
-from qworker.envelope import EncodedResult, encode_result
+from qworker.envelope import CallOptions, EncodedResult, encode_result
 from qworker.failed_call import FailureCode
 from qworker.jobs.records import AwaitedJob, Progress
 from qworker.message import Lease, SettleAction, Settlement
@@ -52,6 +52,8 @@ class Delivery(msgspec.Struct, eq=False):
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     headers: dict[str, str] | None = None
+    # The options that travel with the call. None: it has none.
+    options: CallOptions | None = None
     context: Context | None = None
     # Monotonic seconds at which the handler started, and how long it took. 0 if it was not run.
     started: float = 0.0
@@ -131,7 +133,14 @@ class Delivery(msgspec.Struct, eq=False):
     @property
     def max_tries(self) -> int | None:
         """The number of failed attempts after which the message has failed. None: there is no limit."""
-        return None if self.handler is None else self.handler.options.max_tries
+        own = None if self.handler is None else self.handler.options.max_tries
+        return own if self.options is None else self.options.allowed_tries(own)
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that an attempt may take. None: there is no limit."""
+        own = None if self.handler is None else self.handler.options.timeout
+        return own if self.options is None else self.options.allowed_time(own)
 
     @property
     def is_over(self) -> bool:

@@ -70,6 +70,7 @@ class Executor:
         self._stopping = state.stopping
         self._observers = state.observers
         self._clock = state.clock
+        self._store_clock = state.store_clock
         self._margin = expiry_margin(state.options.visibility_timeout)
         self._draw = state.draw
         self._log = state.log
@@ -123,6 +124,10 @@ class Executor:
                 delivery.task = task.name
                 delivery.headers = opened.headers
                 options = opened.options
+                if options is not None:
+                    delivery.options = options
+                    if options.expires is not None and self._has_expired(delivery, options.expires):
+                        return False
                 kept = task.options.result if options is None else options.kept_result(task.options.result)
                 if kept and self._keeps_results:
                     delivery.result_ttl, delivery.keep_result = kept, True
@@ -143,6 +148,15 @@ class Executor:
         elif isinstance(opened, Envelope):
             delivery.task = opened.task
         return self._unknown(delivery)
+
+    def _has_expired(self, delivery: Delivery, expires: float) -> bool:
+        """Fail a message that is too late to start."""
+        enqueued_at = delivery.lease.message.enqueued_at
+        # The time of a message that another program wrote may not be known.
+        if not enqueued_at or self._store_clock.time() < enqueued_at + expires:
+            return False
+        delivery.fail(f"it expired: it was not started within {expires:g} seconds of its enqueue", "expired")
+        return True
 
     def _validate(self, delivery: Delivery, task: Handler, envelope: Envelope) -> bool:
         try:
@@ -231,7 +245,7 @@ class Executor:
             self._notify_started(delivery)
         delivery.consumer = consumer
         # The timeout of a process starts when the message has one: see `ProcessRunner`.
-        timeout = None if handler.kind == "process" or delivery.isolated else handler.options.timeout
+        timeout = None if handler.kind == "process" or delivery.isolated else delivery.timeout
         timer = (
             None if timeout is None else consumer.get_loop().call_later(timeout, delivery.cancel, CancelReason.TIMEOUT)
         )
@@ -283,7 +297,7 @@ class Executor:
         return self._runners["thread"].run(delivery)
 
     def _context(self, delivery: Delivery, handler: Handler) -> Context:
-        timeout = handler.options.timeout
+        timeout = delivery.timeout
         return Context(
             lease=delivery.lease,
             task=delivery.task,
@@ -358,7 +372,7 @@ class Executor:
 
     def _decide_cancelled(self, delivery: Delivery, reason: CancelReason) -> None:
         if reason is CancelReason.TIMEOUT and delivery.handler is not None:
-            delivery.error = TimeoutError(f"timed out after {delivery.handler.options.timeout:g} seconds")
+            delivery.error = TimeoutError(f"timed out after {delivery.timeout:g} seconds")
             self._fail(delivery, str(delivery.error), code="timeout")
         elif delivery.gone is None:
             # The result of a cancelled handler does not count, because the handler may be incomplete.

@@ -105,12 +105,9 @@ def test_a_backoff_takes_every_kind_of_number_and_counts_with_floats():
         ({"delay": "10m"}, "delay must be a number of seconds (got '10m'): write delay=600"),
         ({"delay": 1e300}, "delay must be at most 315360000 seconds (got 1e+300)"),
         ({"delay": datetime(2026, 1, 1, tzinfo=UTC)}, "delay must be a number of seconds (got datetime.datetime"),
-        ({"due_at": math.nan}, "due_at must be a number of Unix seconds (got nan)"),
-        ({"due_at": True}, "due_at must be a number of Unix seconds (got True)"),
-        (
-            {"due_at": datetime(2026, 1, 1, tzinfo=UTC)},
-            "due_at must be a number of Unix seconds (got datetime.datetime",
-        ),
+        ({"due_at": math.nan}, "due_at must be a datetime, or a number of Unix seconds (got nan)"),
+        ({"due_at": True}, "due_at must be a datetime, or a number of Unix seconds (got True)"),
+        ({"due_at": datetime(2026, 1, 1)}, "due_at must have a time zone (got 2026-01-01 00:00:00)"),  # noqa: DTZ001
         ({"due_at": 1.7e12}, "due_at must be a time in Unix seconds, before the year 10000"),
         ({"delay": 1, "due_at": 2}, "delay and due_at cannot be given together"),
         ({"priority": 10}, "priority must be from 0 to 9 (got 10)"),
@@ -178,7 +175,7 @@ def test_a_mistaken_option_of_a_task_names_the_one_that_was_meant(tasks, options
     ("options", "text"),
     [
         ({"countdown": 3}, "using() has no option 'countdown': did you mean delay= (in seconds)?"),
-        ({"eta": 3}, "using() has no option 'eta': did you mean due_at= (Unix seconds)?"),
+        ({"eta": 3}, "using() has no option 'eta': did you mean due_at= (Unix seconds or a datetime)?"),
         ({"delay_ms": 3}, "using() has no option 'delay_ms': did you mean delay= (in seconds)?"),
         ({"queue_name": "q"}, "using() has no option 'queue_name': did you mean queue=?"),
         ({"backoff": 3}, "using() has no option 'backoff': did you mean retry="),

@@ -289,7 +289,7 @@ class ProcessRunner:
         handler = delivery.handler
         assert handler is not None
         await self._slots.acquire()
-        timer = _Timer(delivery, handler.options.timeout)
+        timer = _Timer(delivery, delivery.timeout)
         attempt = _Attempt(self, delivery, timer)
         try:
             reply = await self._run(self._request(delivery, handler), attempt)
@@ -342,7 +342,7 @@ class ProcessRunner:
             await asyncio.sleep(0.01)
 
     def _request(self, delivery: Delivery, handler: Handler) -> RunRequest:
-        timeout = handler.options.timeout
+        timeout = delivery.timeout
         return RunRequest(
             module=handler.function.__module__,
             qualname=handler.function.__qualname__,
