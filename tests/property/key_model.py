@@ -7,7 +7,7 @@ Leases, retries, failures and acks are single renames, so they are single steps.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["Broken", "Rules", "explore"]
 
@@ -147,9 +147,9 @@ def kill(state: State) -> Iterator[State]:
             yield state._replace(places=put(state.places, number, GONE))
 
 
-def moved(state: State, me: int, step: str, **changes: object) -> State:
+def moved(state: State, me: int, step: str, **changes: Any) -> State:
     return state._replace(steps=put(state.steps, me, step), **changes)
 
 
-def put(values: tuple, number: int, value: object) -> tuple:
+def put(values: tuple[Any, ...], number: int, value: Any) -> tuple[Any, ...]:
     return (*values[:number], value, *values[number + 1 :])
