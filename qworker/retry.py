@@ -201,7 +201,7 @@ class Retries(msgspec.Struct, frozen=True):
                 name = "NoRetry" if off else "a policy"
                 kind = (off or on)[0].__name__
                 raise UsageError(f"retry= is a mapping: write {kind}: {name} into it")
-            given: Mapping[Any, Any] = retry
+            given = cast("Mapping[object, object]", retry)
             return _by_class(DEFAULT_BACKOFF, None, {_check_class("retry", k): _policy(v) for k, v in given.items()})
         both = next((kind for kind in on if kind in off), None)
         if both is not None:
@@ -254,7 +254,7 @@ def _check_classes(name: str, given: Any) -> tuple[type[BaseException], ...]:
         given = (given,)
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise UsageError(f"{name} must have exception classes (got {shown(given)})")
-    kinds: Sequence[Any] = given
+    kinds = cast("Sequence[object]", given)
     return tuple(_check_class(name, kind) for kind in kinds)
 
 

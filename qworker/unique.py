@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Literal, cast, get_args
 
 import msgspec
 
@@ -70,9 +70,10 @@ class Unique(msgspec.Struct, frozen=True, omit_defaults=True):
             if self.by is not None:
                 raise UsageError("unique: key and by cannot be given together: leave one out")
         if self.by is not None:
-            by: Any = self.by
-            if isinstance(by, str) or not isinstance(by, Sequence) or not all(isinstance(one, str) for one in by):
-                raise UsageError(f'unique: by must be names of parameters, such as by=("user",) (got {shown(by)})')
+            by = cast("object", self.by)
+            names = cast("Sequence[object]", by)
+            if isinstance(by, str) or not isinstance(by, Sequence) or not all(isinstance(name, str) for name in names):
+                raise UsageError(f'unique: by must be names of parameters, such as by=("user",) (got {shown(names)})')
             if not by:
                 raise UsageError("unique: by must name at least one parameter (got none): write key= for all calls")
             msgspec.structs.force_setattr(self, "by", tuple(self.by))

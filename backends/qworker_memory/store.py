@@ -246,7 +246,10 @@ class MemoryQueue:
         )
         entry.error = None
         due = _due(draft, now, entry.message.enqueued_at)
-        self.put(entry, *((State.DELAYED, due) if due > now else (State.READY,)))
+        if due > now:
+            self.put(entry, State.DELAYED, due)
+        else:
+            self.put(entry, State.READY)
 
     def _store(self, draft: Draft, message_id: str, now: float) -> str:
         message = Message(

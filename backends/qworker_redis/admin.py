@@ -99,7 +99,8 @@ async def _count(
         QueueNotFound: The count is -1, which says that the queue does not exist.
     """
     reply: Any = await pool.run_script(name, check_existing_queue(queue), arguments)
-    count, *keys = reply if isinstance(reply, list) else [reply]
+    replies: list[Any] = [*reply] if isinstance(reply, list) else [reply]
+    count, *keys = replies
     if held is not None:
         held.update(zip(keys[::2], keys[1::2], strict=True))
     if count == _NO_QUEUE:

@@ -13,7 +13,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -63,9 +63,8 @@ def _is_possible(kind: type) -> bool:
 def _custom_types(known: Any, seen: set[int]) -> Iterator[type]:
     """Yield the classes in a type that msgspec does not know."""
     if type(known) is tuple:
-        members: Any = known
-        for one in members:
-            yield from _custom_types(one, seen)
+        for member in cast("tuple[object, ...]", known):
+            yield from _custom_types(member, seen)
     elif isinstance(known, (msgspec.inspect.Type, msgspec.inspect.Field)) and id(known) not in seen:
         # Types can contain themselves.
         seen.add(id(known))
