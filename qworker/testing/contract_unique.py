@@ -315,9 +315,9 @@ class UniqueContract(Contract):
 
     @rule("unique_key")
     async def test_options_of_a_key_need_a_key(self, case: Case) -> None:
+        await publish(case, b"x")
         with pytest.raises(UsageError, match="unique= needs unique_key=: give the message a key"):
             await case.publish(b"x", unique=_STARTED)
-        await publish(case, b"x")
 
     @rule("unique_key")
     @rule("unique_app")
