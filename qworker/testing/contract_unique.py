@@ -214,6 +214,7 @@ class UniqueContract(Contract):
         assert await publish(case, b"new", _STARTED, unique_key="s") != other
 
     @rule("unique_key")
+    @rule("cancel")
     async def test_a_cancelled_message_frees_its_key(self, case: Case) -> None:
         first = await publish(case, b"first")
         await case.backend.cancel(case.queue, Selection(ids=[first]))
