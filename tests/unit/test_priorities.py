@@ -128,8 +128,12 @@ def test_messages_run_in_the_order_of_their_priorities_whatever_is_killed(tmp_pa
     assert len(seen) == MIXED + 2 * 50, "only what a killed worker held runs again"
 
 
-async def test_a_message_with_a_priority_starts_next_whatever_waits(tmp_path: Path) -> None:
+async def test_a_message_with_a_priority_starts_next_whatever_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in a worker that has its own run of names, and in one that has listed the queue before."""
+    # A busy worker looks for new names after this time, until it has seen a priority.
+    monkeypatch.setattr("qworker_file.open_queue._LOOK", 0.0)
     url = f"file://{tmp_path}/spool?sync=off"
     publisher, one, other = (open_backend(url) for _ in range(3))
     for _ in range(4):
