@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qworker.errors import AlreadyEnqueued, UsageError
+from qworker.errors import AlreadyEnqueued, InvalidName, UsageError
 from qworker.message import Draft, KeyHolder, Selection, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
@@ -319,6 +319,14 @@ class UniqueContract(Contract):
         await publish(case, b"x")
         with pytest.raises(UsageError, match="unique= needs unique_key=: give the message a key"):
             await case.publish(b"x", unique=_STARTED)
+
+    @rule("unique_key")
+    async def test_a_key_that_is_not_valid_is_refused(self, case: Case) -> None:
+        for key in ("", "k" * 256, "\ud800"):
+            with pytest.raises(InvalidName):
+                await publish(case, b"x", unique_key=key)
+        await publish(case, b"x", unique_key="k" * 255)
+        assert await case.counts() == (1, 0, 0, 0)
 
     @rule("unique_key")
     @rule("unique_app")

@@ -17,12 +17,13 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from qworker import Context, Schedule, Tasks
+from qworker import Context, Schedule, Tasks, Unique
 from qworker.cell import Cell, CellOp
 from qworker.envelope import CallOptions, Envelope, open_envelope
 from qworker.errors import BackendUnavailable, MissingExtra, NotSupported, UsageError
 from qworker.message import ReapResult
 from qworker.schedules.records import GROUP
+from qworker.schedules.schedule import definition_of
 from qworker.schedules.store import ScheduleStatus, read_schedules, remove_schedule
 from qworker.testing import FakeClock
 from qworker.testing.helpers import enqueued_calls, in_memory, run_until_idle
@@ -174,6 +175,25 @@ def test_a_schedule_that_is_not_valid_is_refused_at_import(decorate: Any, handle
     with pytest.raises(UsageError) as refused:
         app_with(decorate, handler)
     assert str(refused.value).startswith(text)
+
+
+def test_a_unique_key_that_a_schedule_cannot_have_is_refused_at_import() -> None:
+    tasks = Tasks()
+
+    @tasks.task(unique=Unique(key="k", again="error"))
+    def daily() -> None: ...
+
+    @tasks.task(unique=Unique(key="k"))
+    def hourly() -> None: ...
+
+    nobody = """the call of a schedule cannot have again="error", which nobody gets: use again="keep"$"""
+    with pytest.raises(UsageError, match=f"^schedule 'daily': {nobody}"):
+        tasks.every(60)(daily)
+    with pytest.raises(UsageError, match=f"^{nobody}"):
+        definition_of("x", Schedule(daily.call(), every=60))
+    with pytest.raises(UsageError, match=r"""^schedule 'hourly': overlap="skip" sets a unique key: leave"""):
+        tasks.every(60, overlap="skip")(hourly)
+    tasks.every(60)(hourly)
 
 
 def test_two_schedules_with_one_name_are_refused() -> None:
