@@ -11,7 +11,7 @@ from qworker import Call, Context, Delays, Draft, FailedCall, State, Tasks
 from qworker.backend.listing import list_messages
 from qworker.cli.main import main
 from qworker.envelope import open_envelope
-from qworker.errors import NotSupported, UsageError
+from qworker.errors import JobFailed, NotSupported, UsageError
 from qworker.message import Query
 from qworker.testing.wait_until import wait_until
 from qworker.tools.explain import explain
@@ -110,6 +110,23 @@ async def test_a_call_that_has_expired_fails_unrun_with_its_code(url):
     (failed,) = await found(tasks, State.FAILED)
     assert failed.error == "it expired: it was not started within 0.001 seconds of its enqueue"
     assert (failed.message.id, reports) == (old.id, [(old.id, "expired")])
+    await tasks.aclose()
+
+
+async def test_who_waits_for_the_result_of_a_call_that_has_expired_gets_its_code(url):
+    tasks = Tasks(url)
+
+    @tasks.task(result=60)
+    async def work() -> int:
+        return 1
+
+    job = await work.using(expires=0.001).enqueue()
+    backend = await tasks.backend()
+    await wait_until(lambda: expired(backend, job))
+    await burst(tasks)
+    with pytest.raises(JobFailed) as failed:
+        await job.result(timeout=5)
+    assert failed.value.code == "expired"
     await tasks.aclose()
 
 
@@ -213,7 +230,7 @@ async def test_a_worker_that_does_not_know_an_option_or_its_range_runs_the_call(
     async def work(ctx: Context) -> None:
         seen.append((ctx.max_tries, ctx.deadline is not None))
 
-    for options in ({"colour": "red"}, {"timeout": -1, "max_tries": 0}, {"timeout": 1e300}):
+    for options in ({"colour": "red"}, {"timeout": -1, "max_tries": 0, "expires": -1}, {"timeout": 1e300}):
         body = msgspec.json.encode({"task": "work", "args": [], "options": options})
         await app.store.publish("default", [Draft(body=body)])
     await app.burst()
