@@ -819,6 +819,24 @@ async def test_a_schedule_whose_times_change_has_missed_nothing(url: str, clock:
     assert [f"{tick:%H:%M}" for _, tick in await changed.run() if tick] == ["11:17"]
 
 
+async def test_a_schedule_that_is_put_with_other_times_counts_from_the_put_on(url: str, clock: FakeClock) -> None:
+    """No worker runs between the put and the ticks: those after it are caught up, and those before it were others."""
+    app = App(url, clock)
+    put = app.tasks.schedules.put
+    await put("acme", app.note.call(), cron="16 * * * *")
+    clock.advance(60)
+    assert await app.ticks() == ["10:16:00"]
+    clock.advance(600)
+    await put("acme", app.note.call(), cron="17-50 * * * *", catch_up="all")
+    clock.advance(120)
+    assert await app.ticks() == ["10:27:00", "10:28:00"]
+    # Other arguments change no times: the last tick stays.
+    clock.advance(60)
+    await put("acme", app.note.call("long"), cron="17-50 * * * *", catch_up="all")
+    clock.advance(60)
+    assert await app.ticks() == ["10:29:00", "10:30:00"]
+
+
 # -- two definitions ---------------------------------------------------------------------------------------------------
 
 
