@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from qworker import Context, Schedule, Tasks
 from qworker.cell import Cell, CellOp
+from qworker.cli.main import main
 from qworker.envelope import CallOptions, Envelope, open_envelope
 from qworker.errors import BackendUnavailable, MissingExtra, NotSupported, UsageError
 from qworker.message import ReapResult
@@ -355,6 +356,19 @@ async def test_a_schedule_is_put_at_the_time_of_the_store(tasks: Tasks) -> None:
     assert stored.last is not None
     assert abs(stored.last.at - now) < 60
     assert abs(stored.cell.rank / 1000 - now) < 60
+
+
+async def test_the_command_line_puts_a_schedule_at_the_time_of_the_store(
+    tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = url_of("redis", tmp_path, redis)
+    monkeypatch.setattr("qworker.cli.schedules.SYSTEM_CLOCK", FakeClock(time.time() + 3600))
+    assert await asyncio.to_thread(main, ["schedules", url, "put", "acme", "--task", "report", "--every", "60"]) == 0
+    tasks = Tasks(url)
+    (stored,) = await read_schedules(await tasks.backend(), "default", time.time())
+    await close_app(tasks)
+    assert stored.last is not None
+    assert abs(stored.last.at - time.time()) < 60
 
 
 async def test_a_schedule_whose_call_gets_another_queue_is_one_schedule(tasks: Tasks) -> None:
