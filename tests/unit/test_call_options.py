@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import msgspec
 import pytest
 
-from qworker import Call, Context, Delays, Draft, FailedCall, State, Tasks
+from qworker import Call, Context, Delays, Draft, FailedCall, State, Tasks, Unique
 from qworker.backend.listing import list_messages
 from qworker.cli.main import main
 from qworker.envelope import open_envelope
@@ -152,6 +152,15 @@ async def test_explain_says_when_a_call_expires_and_what_its_policy_is(app):
     assert told["retry-policy"] == "its retry policy is Delays(5, 10, 20), tries 1 of 3"
 
 
+async def test_explain_leaves_out_an_expiry_that_no_worker_heeds(app):
+    @app.task
+    async def work() -> None: ...
+
+    body = msgspec.json.encode({"task": "work", "args": [], "options": {"expires": -1}})
+    (foreign,) = await app.store.publish("default", [Draft(body=body)])
+    assert "expires" not in {reason.code for reason in (await explain(app.store, "default", foreign, app)).reasons}
+
+
 BAD = [
     ({"timeout": 0}, "timeout must be more than 0 seconds (got 0)"),
     ({"max_tries": 0}, "max_tries must be at least 1, or None for unlimited (got 0)"),
@@ -177,6 +186,19 @@ def test_a_wrong_option_of_a_call_is_refused_at_once(options, text):
         with pytest.raises(UsageError) as refused:
             owner.using(**options)
         assert str(refused.value).startswith(text)
+
+
+def test_a_call_with_an_expiry_gets_no_longer_delay():
+    tasks = Tasks("memory://expiry")
+
+    @tasks.task
+    async def work() -> None: ...
+
+    call = work.using(expires=60).call()
+    with pytest.raises(UsageError, match=r"^expires must be longer than delay \(got 60 and 90 seconds\)$"):
+        call.using(delay=90)
+    assert call.using(delay=90, expires=120).draft.delay == 90
+    assert call.using(delay=30).draft.body == call.draft.body
 
 
 def test_a_moment_is_a_number_or_a_datetime_with_any_zone():
@@ -221,6 +243,9 @@ def test_options_that_a_store_does_not_support_are_refused_at_the_call(tmp_path)
         for options in ({"max_tries": None}, {"result": 5}):
             with pytest.raises(NotSupported):
                 owner.using(**options)
+    for owner in (work, tasks.named("work")):
+        with pytest.raises(NotSupported):
+            owner.using(unique=Unique(key="k"))
 
 
 async def test_a_worker_that_does_not_know_an_option_or_its_range_runs_the_call(app):
@@ -256,3 +281,19 @@ def test_the_command_line_has_the_options_of_a_call(tmp_path, monkeypatch, capsy
         "expires": 120.0,
     }
     assert main([*command[:4], "--expires", "1s", "--delay", "2s"]) == 2
+
+
+def test_the_environment_of_other_commands_changes_no_call(tmp_path, monkeypatch):
+    """`qworker health --timeout` and `qworker scan --max-tries` mean something else."""
+    (tmp_path / "environment_app.py").write_text(
+        f"from qworker import Tasks\ntasks = Tasks('file://{tmp_path}/spool?sync=off')\n"
+        "@tasks.task\ndef work() -> None: ...\n"
+    )
+    (tmp_path / "pyproject.toml").write_text('[tool.qworker]\ntimeout = "3s"\nmax-tries = 2\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("QWORKER_TIMEOUT", "2s")
+    monkeypatch.setenv("QWORKER_MAX_TRIES", "0")
+    assert main(["enqueue", "environment_app:tasks", "work"]) == 0
+    (item,) = (tmp_path / "spool/default/queue").iterdir()
+    assert "options" not in msgspec.json.decode(item.read_bytes())
