@@ -7,6 +7,8 @@ import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from qworker import log_events as events
 from qworker.attempt.runner import AttemptRunner
 from qworker.clock import Clock
@@ -123,7 +125,11 @@ class Executor:
                 delivery.handler = task
                 delivery.task = task.name
                 delivery.headers = opened.headers
-                options = delivery.options = opened.options
+                options = opened.options
+                if options is not None and options.max_tries is None and not self._counts_deaths:
+                    # From another store. Without a limit, a message that kills its worker would run for ever here.
+                    options = msgspec.structs.replace(options, max_tries=msgspec.UNSET)
+                delivery.options = options
                 kept = task.options.result if options is None else options.kept_result(task.options.result)
                 if kept and self._keeps_results:
                     delivery.result_ttl, delivery.keep_result = kept, True

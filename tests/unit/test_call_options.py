@@ -262,6 +262,24 @@ async def test_a_worker_that_does_not_know_an_option_or_its_range_runs_the_call(
     assert seen == [(4, True)] * 3
 
 
+async def test_a_store_that_counts_no_deaths_runs_no_call_without_a_limit(tmp_path):
+    """Such a call comes from another program, or was moved there from another store."""
+    tasks = Tasks(f"fsq://{tmp_path}")
+    seen = []
+
+    @tasks.task(max_tries=4, timeout=50)
+    async def work(ctx: Context) -> None:
+        seen.append((ctx.max_tries, ctx.deadline))
+
+    body = msgspec.json.encode({"task": "work", "args": [], "options": {"max_tries": None, "timeout": None}})
+    backend = await tasks.backend()
+    await backend.create("default")
+    await backend.publish("default", [Draft(body=body)])
+    await burst(tasks)
+    assert seen == [(4, None)]
+    await tasks.aclose()
+
+
 def test_the_command_line_has_the_options_of_a_call(tmp_path, monkeypatch, capsys):
     (tmp_path / "options_app.py").write_text(
         f"from qworker import Tasks\ntasks = Tasks('file://{tmp_path}/spool')\n"
