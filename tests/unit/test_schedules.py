@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from qworker import Context, Schedule, Tasks, Unique
 from qworker.cell import Cell, CellOp
+from qworker.cli.main import main
 from qworker.envelope import CallOptions, Envelope, open_envelope
 from qworker.errors import BackendUnavailable, MissingExtra, NotSupported, UsageError
 from qworker.message import ReapResult
@@ -375,6 +376,19 @@ async def test_a_schedule_is_put_at_the_time_of_the_store(tasks: Tasks) -> None:
     assert stored.last is not None
     assert abs(stored.last.at - now) < 60
     assert abs(stored.cell.rank / 1000 - now) < 60
+
+
+async def test_the_command_line_puts_a_schedule_at_the_time_of_the_store(
+    tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = url_of("redis", tmp_path, redis)
+    monkeypatch.setattr("qworker.cli.schedules.SYSTEM_CLOCK", FakeClock(time.time() + 3600))
+    assert await asyncio.to_thread(main, ["schedules", url, "put", "acme", "--task", "report", "--every", "60"]) == 0
+    tasks = Tasks(url)
+    (stored,) = await read_schedules(await tasks.backend(), "default", time.time())
+    await close_app(tasks)
+    assert stored.last is not None
+    assert abs(stored.last.at - time.time()) < 60
 
 
 async def test_a_schedule_whose_call_gets_another_queue_is_one_schedule(tasks: Tasks) -> None:
@@ -837,6 +851,24 @@ async def test_a_schedule_whose_times_change_has_missed_nothing(url: str, clock:
     assert await changed.run() == []
     clock.advance(3600)
     assert [f"{tick:%H:%M}" for _, tick in await changed.run() if tick] == ["11:17"]
+
+
+async def test_a_schedule_that_is_put_with_other_times_counts_from_the_put_on(url: str, clock: FakeClock) -> None:
+    """No worker runs between the put and the ticks: those after it are caught up, and those before it were others."""
+    app = App(url, clock)
+    put = app.tasks.schedules.put
+    await put("acme", app.note.call(), cron="16 * * * *")
+    clock.advance(60)
+    assert await app.ticks() == ["10:16:00"]
+    clock.advance(600)
+    await put("acme", app.note.call(), cron="17-50 * * * *", catch_up="all")
+    clock.advance(120)
+    assert await app.ticks() == ["10:27:00", "10:28:00"]
+    # Other arguments change no times: the last tick stays.
+    clock.advance(60)
+    await put("acme", app.note.call("long"), cron="17-50 * * * *", catch_up="all")
+    clock.advance(60)
+    assert await app.ticks() == ["10:29:00", "10:30:00"]
 
 
 # -- two definitions ---------------------------------------------------------------------------------------------------
