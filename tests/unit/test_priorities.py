@@ -172,6 +172,27 @@ def test_a_run_of_names_ends_with_its_priority_and_lets_higher_ones_pass(tmp_pat
     os.close(fd)
 
 
+def test_more_names_ahead_of_a_run_than_a_window_holds_are_left_to_the_next_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qworker.kit.directory.window.SIZE", 20)
+    monkeypatch.setattr("random.randrange", lambda _most: 0)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    window = Window(fd, local=True)
+    window.stale = False
+    low = [item_name(stem, 0) for stem in new_ids(10)]
+    for name in low:
+        window.add(name)
+    # The others are all in the run of this worker.
+    window.skip_taken(window.take(), lambda name: name not in low[:2])
+    urgent = [item_name(stem, 0, priority=9) for stem in new_ids(60)]
+    for name in urgent:
+        window.add(name)
+    assert [window.take() for _ in range(len(window))] == urgent[:20]
+    assert window.is_exhausted
+    os.close(fd)
+
+
 async def test_a_bulk_write_is_taken_in_the_order_of_priorities(tmp_path: Path) -> None:
     backend = open_backend(f"file://{tmp_path}/spool?sync=off")
     await backend.publish("q", [Draft(body=b"before"), Draft(body=b"before 5", priority=5)])
