@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
@@ -71,7 +72,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.queues is None:
             return None
         # Each letter of a text would be a queue.
-        given: object = self.queues
+        given = cast("object", self.queues)
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise UsageError(f"queues must be a tuple of names, such as ('mail',) (got {shown(given)})")
         return tuple(queue if isinstance(queue, QueueShare) else QueueShare(queue) for queue in self.queues)
