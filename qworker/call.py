@@ -11,7 +11,7 @@ from qworker.definition.hints import exact_options
 from qworker.definition.returns import check_result_type
 from qworker.definition.task_options import call_options, check_result, sent_options
 from qworker.duration import Moment, Seconds
-from qworker.envelope import ORIGINAL_ID, add_headers, change_options, open_envelope
+from qworker.envelope import ORIGINAL_ID, Envelope, add_headers, change_options, open_envelope
 from qworker.jobs.job import Job
 from qworker.jobs.source import JobSource
 from qworker.message import Draft, KeyHolder
@@ -101,6 +101,8 @@ class Call(msgspec.Struct, frozen=True):
         elif due_at is not None:
             fields["delay"] = 0.0
         both = {"delay": self.draft.delay, "due_at": self.draft.due_at, **fields}
+        if expires is None and (delay is not None or due_at is not None):
+            expires = self._expires()
         sent = sent_options(both, timeout, max_tries, expires)
         known = None if self.source is None else self.source.app.registered_tasks.get(self.task)
         if id is not None and hold is None and known is not None:
@@ -119,6 +121,11 @@ class Call(msgspec.Struct, frozen=True):
             body = add_headers(body, headers)
         draft = msgspec.structs.replace(self.draft, body=body, **fields)
         return msgspec.structs.replace(self, queue=self.queue if queue is None else queue, draft=draft, source=source)
+
+    def _expires(self) -> float | None:
+        """Return the `expires` that the call has already, which its delay must not exceed."""
+        opened = open_envelope(self.draft.body)
+        return opened.options.expires if isinstance(opened, Envelope) and opened.options is not None else None
 
     def _check_store(self, sent: Mapping[str, Any]) -> None:
         """Check that the store supports the options."""

@@ -12,11 +12,14 @@ from typing import Any, ParamSpec, TypeVar, overload
 import msgspec
 
 from qworker.attempt.hooks import Attempt, Hook
+from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.registry import backend_class
 from qworker.call import Call
-from qworker.errors import UsageError
+from qworker.errors import NotSupported, UsageError
 from qworker.jobs.job import Job
 from qworker.names import new_id, to_message_id
 from qworker.task import ConfiguredTask, Task
+from qworker.url import BackendURL
 from qworker.validation import shown
 
 __all__ = ["FreshConnections", "enqueue_on_commit"]
@@ -55,9 +58,11 @@ def enqueue_on_commit(task: Any, /, *args: Any, **kwargs: Any) -> Job[Any]:
         The job. Its id is known immediately. Whether its message existed is not known.
 
     Raises:
-        UsageError: This is neither a task nor a call, or Django has no database.
+        UsageError: This is neither a task nor a call, or Django has no such database.
         InvalidArguments: The arguments do not fit the task.
-        BackendError: There is no transaction, and the call could not be stored. After a commit, Django raises it.
+        NotSupported: The store takes no ids, or does not support an option of the call.
+        BackendError: There is no transaction, and the call could not be stored. After a commit, Django raises it, and
+            drops what was to follow it, also other calls.
     """
     database: str | None = None
     if isinstance(task, Call):
@@ -69,6 +74,7 @@ def enqueue_on_commit(task: Any, /, *args: Any, **kwargs: Any) -> Job[Any]:
         call = task.call(*args, **kwargs)
     else:
         raise UsageError(f"enqueue_on_commit takes a task or a call (got {shown(task)})")
+    _check_store(call)
     given = call.draft.id
     message_id = new_id() if given is None else to_message_id(given)
     call = msgspec.structs.replace(call, draft=msgspec.structs.replace(call.draft, id=message_id))
@@ -76,18 +82,39 @@ def enqueue_on_commit(task: Any, /, *args: Any, **kwargs: Any) -> Job[Any]:
     return Job(message_id, call.queue, None, call.source)
 
 
-def _on_commit(call: Call, database: str | None) -> None:
-    source = call.source
-    if source is None:
+def _app(call: Call) -> Any:
+    if call.source is None:
         raise UsageError("this call belongs to no app: make it with task.call(...)")
+    return call.source.app
+
+
+def _check_store(call: Call) -> None:
+    """Refuse what the store does not support: after the commit it would be too late."""
+    app, draft = _app(call), call.draft
+    scheme = BackendURL.parse(app.url).scheme
+    deviations = backend_class(scheme).deviations
+    reason = deviations.get("given_ids")
+    if draft.id is None and reason is not None:
+        raise NotSupported(
+            f"{scheme}: does not support enqueue_on_commit, because its publisher cannot know the id ({reason}):"
+            " use transaction.on_commit(lambda: task.enqueue_sync(...))"
+        )
+    # Some stores take some ids.
+    refuse_unsupported(scheme, deviations, [draft], takes_id=lambda _: True, now=app.clock.time())
+
+
+def _on_commit(call: Call, database: str | None) -> None:
+    app = _app(call)
     # Django has no type hints.
     transaction: Any = import_module("django.db.transaction")
     misconfigured: Any = import_module("django.core.exceptions").ImproperlyConfigured
-    app: Any = source.app
+    unknown: Any = import_module("django.db.utils").ConnectionDoesNotExist
     try:
         transaction.on_commit(lambda: app.enqueue_many_sync([call]), using=database)
     except misconfigured as error:
         raise UsageError("django: enqueue_on_commit needs a database connection: set DATABASES") from error
+    except unknown as error:
+        raise UsageError(f"django: DATABASES has no {shown(database)}: give database= one of its names") from error
 
 
 class FreshConnections(Hook):

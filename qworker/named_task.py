@@ -11,7 +11,14 @@ from qworker.attempt.hooks import Hook, publishing_hooks
 from qworker.call import Call
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.returns import check_result_type, check_returns
-from qworker.definition.task_options import TaskOptions, call_options, check_result, sent_options, unique_option
+from qworker.definition.task_options import (
+    TaskOptions,
+    call_options,
+    check_result,
+    needs_of,
+    sent_options,
+    unique_option,
+)
 from qworker.definition.unique_key import check_by
 from qworker.duration import Moment, Seconds
 from qworker.envelope import EnvelopeEncoder
@@ -148,6 +155,8 @@ class NamedTask(OtherMethods, Generic[T]):
         made._given_id, made._headers = id, headers
         made._sent = sent_options(made._fields, timeout, max_tries, expires)
         made._validate = check_flag("validate", validate)
+        for option in () if unique is None else needs_of(unique):
+            self._app._check_store(self.name, option)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if max_tries is None:
             self._app._check_store(self.name, "max_tries=None")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if result is not None and result is not msgspec.UNSET:

@@ -191,9 +191,14 @@ def check_key(key: str) -> str:
     """Return `key` if it is a valid unique key.
 
     Raises:
-        InvalidName: It is empty or longer than 255 bytes.
+        InvalidName: It is empty or longer than 255 bytes, or has a lone surrogate.
     """
-    size = len(key.encode(errors="surrogateescape"))
+    try:
+        size = len(key.encode(errors="surrogateescape"))
+    except UnicodeEncodeError:
+        raise InvalidName(
+            f"{printable(key)!r} is not a valid unique key: it has a lone surrogate: use text that UTF-8 can encode"
+        ) from None
     if not 0 < size <= 255:
         raise InvalidName(f"a unique key must have 1 to 255 bytes (got {size})")
     return key

@@ -16,6 +16,7 @@ import msgspec
 
 from qworker.duration import Seconds
 from qworker.errors import UsageError
+from qworker.failure_text import RemoteFailure
 from qworker.validation import check_flag, check_seconds, number_of, shown
 
 __all__ = [
@@ -222,12 +223,10 @@ class Retries(msgspec.Struct, frozen=True):
         """Return the policy of an error: that of the most derived class that has one. `NoRetry`: do not retry."""
         if error is None or not self.by_class:
             return self.usual
-        names: Sequence[str] = getattr(error, "classes", ())
-        if names:
-            found = next((self.by_name[name] for name in names if name in self.by_name), None)
-        else:
-            found = next((self.by_class[kind] for kind in type(error).__mro__ if kind in self.by_class), None)
-        return found or self.others or self.usual
+        other = self.usual if self.others is None else self.others
+        if isinstance(error, RemoteFailure) and error.classes:
+            return next((self.by_name[name] for name in error.classes if name in self.by_name), other)
+        return next((self.by_class[kind] for kind in type(error).__mro__ if kind in self.by_class), other)
 
 
 def _by_class(

@@ -58,7 +58,6 @@ class Signature:
         self._positional_types = [_checked_type(self.name, hints.get(p.name, Any)) for p in positional]
         # The types by which alone a call of positional arguments can be accepted.
         self._quick = [_quick_type(wanted) for wanted in self._positional_types]
-        self._decoders = [_decoder(wanted) for wanted in self._positional_types]
         self._required = sum(p.default is p.empty for p in positional)
         self._keyword_only_required = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
         self._positional_names = [p.name for p in positional]
@@ -70,9 +69,20 @@ class Signature:
             for p in parameters
             if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}
         }
+        self._make_decoders()
 
+    def _make_decoders(self) -> None:
+        self._decoders = [_decoder(wanted) for wanted in self._positional_types]
         self._named_decoders = {name: _decoder(wanted) for name, wanted in self._named.items()}
         self._star_decoder, self._double_star_decoder = _decoder(self._star), _decoder(self._double_star)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark sends it to other processes, and decoders cannot be pickled.
+        return {name: value for name, value in self.__dict__.items() if not name.endswith(("_decoder", "_decoders"))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._make_decoders()
 
     def _type_of(self, parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any], kind: Any) -> Any:
         for parameter in parameters:

@@ -101,7 +101,7 @@ class _Names:
 
         Raises:
             NotSupported: A directory cannot keep a field of the draft.
-        UsageError: Its priority is not from 0 to 9.
+            UsageError: Its priority is not from 0 to 9.
         """
         if draft.unique_key is not None:
             raise NotSupported("file: does not support unique keys in bulk writes: enqueue these calls instead")

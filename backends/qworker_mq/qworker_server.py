@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, cast
 import msgspec
 
 from qworker.backend import Backend
-from qworker.backend.deviations import no_cells, refuse_cancel, refuse_watches
+from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
 from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import InvalidURL
@@ -46,6 +46,10 @@ class _ServerInfo(msgspec.Struct):
     history: bool = False
 
 
+# What the server cannot say, whatever its backend can do.
+_UNSUPPORTED = {"unique_app": "the server's answer does not name another queue"}
+
+
 class QworkerServerBackend(Backend):
     """The queues of a qworker server. They have the behaviour of its backend.
 
@@ -56,6 +60,7 @@ class QworkerServerBackend(Backend):
     """
 
     deviations: ClassVar[Mapping[str, str]] = {
+        **_UNSUPPORTED,
         "cells": "the server has no endpoint for them",
         "cancel": "the server has no endpoint for it",
         "lost_leases": "the leases are the server's: the next extension shows that one is lost",
@@ -115,6 +120,7 @@ class QworkerServerBackend(Backend):
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""
+        refuse_unsupported("mq+http", _UNSUPPORTED, drafts)
         return await native_calls.publish(self._server, queue, drafts)
 
     # -- consuming ---------------------------------------------------------------------------------------------------

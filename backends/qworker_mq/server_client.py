@@ -11,7 +11,14 @@ import anyio
 import msgspec
 
 from qworker import errors
-from qworker.errors import BackendError, BackendUnavailable, PermissionDenied, QueueNotFound, UsageError
+from qworker.errors import (
+    AlreadyEnqueued,
+    BackendError,
+    BackendUnavailable,
+    PermissionDenied,
+    QueueNotFound,
+    UsageError,
+)
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.url import BackendURL
 from qworker_mq.client import Answer, BlockingClient, Client, ServerAddress
@@ -80,11 +87,14 @@ class ServerClient:
         Raises:
             BackendError: The error that the server's backend raised.
             UsageError: The error that the server's backend raised.
+            AlreadyEnqueued: Another message has the unique key.
         """
-        if answer.status < 400 or answer.status == 409:
-            return answer
         text = answer.body.decode(errors="replace")[:500] or f"status {answer.status}"
         name = answer.headers.get("x-qworker-error", "")
+        if name == "AlreadyEnqueued":
+            raise AlreadyEnqueued(text, answer.headers.get("x-message-id", ""))
+        if answer.status < 400 or answer.status == 409:
+            return answer
         if name in {"QueueNotFound", "StoreNotFound"}:
             raise QueueNotFound(queue)
         if answer.status in {401, 403}:

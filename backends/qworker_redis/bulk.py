@@ -28,7 +28,7 @@ from qworker.bulk.contract import (
     missing,
     sort_partitions,
 )
-from qworker.errors import BackendError
+from qworker.errors import BackendError, NotSupported
 from qworker.kit.max_body import check_batches
 from qworker.message import Draft
 from qworker.names import check_queue
@@ -260,7 +260,13 @@ def _parse_seals(fields: Sequence[bytes]) -> Iterator[tuple[IncompleteLoad, byte
 
 
 def _row(draft: Draft) -> bytes:
-    """Encode a draft in the form in which it waits in a list."""
+    """Encode a draft in the form in which it waits in a list.
+
+    Raises:
+        NotSupported: It has options of a unique key, which the commit does not read.
+    """
+    if draft.unique is not None:
+        raise NotSupported("redis: does not support options of unique keys in bulk writes: enqueue these calls instead")
     # The mark of a load keeps its ids taken.
     _, special, rest = encode("", msgspec.structs.replace(draft, hold=0.0) if draft.hold else draft)
     return _LENGTH.pack(len(special)) + special + rest if special else _PLAIN + rest

@@ -10,7 +10,7 @@ import msgspec
 from qworker.backend.deviations import refuse_unsupported
 from qworker.errors import AlreadyEnqueued, UsageError
 from qworker.message import Draft
-from qworker.names import created_id, to_message_id
+from qworker.names import check_key, created_id, to_message_id
 
 __all__ = ["give_ids", "held_error", "refuse_pending"]
 
@@ -28,6 +28,7 @@ def give_ids(
         deviations: `Backend.deviations`, if nothing else has refused these drafts.
 
     Raises:
+        InvalidName: A key is empty or too long.
         NotSupported: The protocol does not support what a key asks for.
         UsageError: A draft has options of a unique key and no key, or a due time and a debounce, which sets it.
     """
@@ -46,7 +47,10 @@ def _with_id(draft: Draft) -> Draft:
             raise UsageError("unique= needs unique_key=: give the message a key")
         if draft.unique.again == "debounce" and (draft.delay > 0 or draft.due_at is not None):
             raise UsageError("a debounced call is due after wait: leave delay= and due_at= out")
-    if draft.unique_key is None or draft.id is not None:
+    if draft.unique_key is None:
+        return draft
+    check_key(draft.unique_key)
+    if draft.id is not None:
         return draft
     return msgspec.structs.replace(draft, id=created_id())
 

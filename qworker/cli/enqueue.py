@@ -47,8 +47,21 @@ _UNSET = msgspec.UNSET
 )
 @click.option("--id", "id", metavar="ID", help="Message id. If a message with this id is stored, nothing is stored.")
 @click.option("--hold", type=duration_type(), help="Time from now for which the id stays taken, such as 1d.")
-@click.option("--timeout", type=duration_type(), help="Longest time of an attempt, such as 30s.")
-@click.option("--max-tries", type=click.IntRange(1), metavar="N", help="Failed attempts after which it fails.")
+@click.option(
+    "--timeout",
+    type=duration_type(),
+    # QWORKER_TIMEOUT is how long `qworker health` waits for an answer.
+    allow_from_autoenv=False,
+    help="Longest time of an attempt, such as 30s.",
+)
+@click.option(
+    "--max-tries",
+    type=click.IntRange(1),
+    metavar="N",
+    # QWORKER_MAX_TRIES is that of the items of `qworker scan`.
+    allow_from_autoenv=False,
+    help="Failed attempts after which it fails.",
+)
 @click.option("--result", type=duration_type(), help="Time for which the result is kept, such as 1h.")
 @click.option("--expires", type=duration_type(), help="Time from now after which it is not started, such as 2m.")
 @url_option

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from qworker.backend import Backend
+from qworker.backend.offers import store_time
 from qworker.cli.options import URLCommand, backend_from_url, duration_type, json_option, run
 from qworker.cli.output import echo, print_json, print_table
 from qworker.clock import SYSTEM_CLOCK
@@ -164,9 +165,10 @@ def format_tick(tick: datetime | None) -> str:
 
 async def _put(url: str, name: str, schedule: Schedule) -> str:
     definition = definition_of(check_name(name), schedule)
-    now = SYSTEM_CLOCK.time()
     async with backend_from_url(url, make=True) as backend:
         _check(backend)
+        # Its first tick follows this time, by which the workers count.
+        now = await store_time(backend, definition.queue, SYSTEM_CLOCK)
         stored = await find_schedule(backend, await backend.queues(), name, now)
         if stored is not None:
             _refuse_code(stored, "use another name")

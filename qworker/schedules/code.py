@@ -12,7 +12,7 @@ from qworker.envelope import Envelope, open_envelope
 from qworker.errors import NotSupported, UsageError
 from qworker.message import Draft
 from qworker.schedules.records import Definition
-from qworker.schedules.schedule import Schedule, check_name, definition_of, naming_schedule
+from qworker.schedules.schedule import Schedule, check_key, check_name, definition_of, naming_schedule
 from qworker.task import Call, Task
 from qworker.url import BackendURL
 from qworker.validation import shown
@@ -49,7 +49,8 @@ class CodeSchedule:
         with naming_schedule(self.name):
             self._args = _checked_args(self._task, args)
             body = self._task.encoder.encode(self._args, {}, {})
-            Schedule(Call(task.queue, Draft(body=body)), **options)
+            schedule = Schedule(Call(task.queue, Draft(body=body)), **options)
+            check_key(schedule, task.options.unique, has_key=task.options.unique is not None)
 
     def rename(self, name: str) -> None:
         """Change the name, because another app includes that of the task, which may also change the queue."""

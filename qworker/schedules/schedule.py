@@ -15,9 +15,10 @@ from qworker.message import Draft
 from qworker.schedules.records import Definition
 from qworker.schedules.timetable import timetable_of, zone_of
 from qworker.task import Call
+from qworker.unique import Unique
 from qworker.validation import check_seconds, check_text, shown
 
-__all__ = ["CatchUp", "Overlap", "Schedule", "check_name", "definition_of", "naming_schedule"]
+__all__ = ["CatchUp", "Overlap", "Schedule", "check_key", "check_name", "definition_of", "naming_schedule"]
 
 CatchUp: TypeAlias = Literal["latest", "all", "none"]
 Overlap: TypeAlias = Literal["allow", "skip"]
@@ -111,6 +112,18 @@ def naming_schedule(name: Any) -> Generator[None]:
         raise UsageError(f"schedule {shown(name)}: {error}") from error
 
 
+def check_key(schedule: Schedule, unique: Unique | None, *, has_key: bool) -> None:
+    """Check that the calls of a schedule can have their unique key.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    if has_key and schedule.overlap == "skip":
+        raise UsageError('overlap="skip" sets a unique key: leave unique_key= out, or use overlap="allow"')
+    if unique is not None and unique.again == "error":
+        raise UsageError('the call of a schedule cannot have again="error", which nobody gets: use again="keep"')
+
+
 def definition_of(name: str, schedule: Schedule, *, in_code: bool = False, set_name: str | None = None) -> Definition:
     """Return the stored form of a schedule.
 
@@ -125,8 +138,7 @@ def definition_of(name: str, schedule: Schedule, *, in_code: bool = False, set_n
         if getattr(draft, option) != getattr(_EMPTY, option):
             reason = ": each tick sets its own" if option in _SET_BY_TICKS else ""
             raise UsageError(f"the call of a schedule cannot have {option}={reason}")
-    if draft.unique_key is not None and schedule.overlap == "skip":
-        raise UsageError('overlap="skip" sets a unique key: leave unique_key= out')
+    check_key(schedule, draft.unique, has_key=draft.unique_key is not None)
     return Definition(
         name=name,
         queue=schedule.call.queue,

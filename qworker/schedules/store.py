@@ -174,12 +174,27 @@ async def put_definition(backend: Backend, definition: Definition, now: float) -
     first = CellOp("put", tick_cell(definition.name, LastTick(int(now), times=definition.times)), "")
     for _ in range(_ATTEMPTS):
         # The last tick comes first: a definition without one would have no beginning.
-        *_, reply = await backend.cells(definition.queue, [first, definition_op(definition, rank)])
+        before, reply = await backend.cells(definition.queue, [first, definition_op(definition, rank)])
         if reply.done:
+            if not before.done:
+                await _begin_again(backend, definition, before.cell, now)
             return
         # The clock of whoever put the stored one is ahead of this one.
         rank = max(rank, 0 if reply.cell is None else reply.cell.rank + 1)
     raise UsageError("other processes change it all the time: try again")
+
+
+async def _begin_again(backend: Backend, definition: Definition, tick: Cell | None, now: float) -> None:
+    """Let a schedule whose times have changed tick from now on, also if no worker is there until later.
+
+    If the process dies before it, or a worker has just changed the last tick, the schedule ticks from the moment at
+    which a worker sees its new times.
+    """
+    last = last_tick_of(tick, now)
+    if tick is None or last is None or last.times == definition.times:
+        return
+    changed = LastTick(max(int(now), last.at), last.run, times=definition.times)
+    await backend.cells(definition.queue, [CellOp("put", tick_cell(definition.name, changed), tick.version)])
 
 
 async def remove_schedule(backend: Backend, stored: StoredSchedule) -> bool:

@@ -42,6 +42,8 @@ def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]],
         # `mq+http:` raises the error with this name.
         (b"x-qworker-error", type(error).__name__.encode()),
     ]
+    if isinstance(error, AlreadyEnqueued):
+        headers.append((b"x-message-id", error.id.encode()))
     text = str(error).encode(errors="replace")
     if isinstance(error, ServerBusy):
         # The connection is closed, because the rest of the body may not be read.

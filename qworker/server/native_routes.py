@@ -171,7 +171,8 @@ class NativeRoutes:
         size = sum([len(draft.body) for draft in drafts])
         self._memory.charge(size)
         try:
-            return _json(await self._backend.publish(queue, drafts), 201)
+            # The id of a message that has the key can be a subclass, which JSON does not know.
+            return _json([str(one) for one in await self._backend.publish(queue, drafts)], 201)
         finally:
             self._memory.release(size)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qworker.errors import AlreadyEnqueued, UsageError
+from qworker.errors import AlreadyEnqueued, InvalidName, UsageError
 from qworker.message import Draft, KeyHolder, Selection, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
@@ -214,6 +214,7 @@ class UniqueContract(Contract):
         assert await publish(case, b"new", _STARTED, unique_key="s") != other
 
     @rule("unique_key")
+    @rule("cancel")
     async def test_a_cancelled_message_frees_its_key(self, case: Case) -> None:
         first = await publish(case, b"first")
         await case.backend.cancel(case.queue, Selection(ids=[first]))
@@ -315,9 +316,17 @@ class UniqueContract(Contract):
 
     @rule("unique_key")
     async def test_options_of_a_key_need_a_key(self, case: Case) -> None:
+        await publish(case, b"x")
         with pytest.raises(UsageError, match="unique= needs unique_key=: give the message a key"):
             await case.publish(b"x", unique=_STARTED)
-        await publish(case, b"x")
+
+    @rule("unique_key")
+    async def test_a_key_that_is_not_valid_is_refused(self, case: Case) -> None:
+        for key in ("", "k" * 256, "\ud800"):
+            with pytest.raises(InvalidName):
+                await publish(case, b"x", unique_key=key)
+        await publish(case, b"x", unique_key="k" * 255)
+        assert await case.counts() == (1, 0, 0, 0)
 
     @rule("unique_key")
     @rule("unique_app")

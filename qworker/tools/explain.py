@@ -409,7 +409,8 @@ def _expiry(stored: StoredMessage) -> list[Reason]:
     """Explain when a message is too late to start."""
     opened = open_envelope(unpack(stored.message).body)
     options = opened.options if isinstance(opened, Envelope) else None
-    if options is None or options.expires is None:
+    if options is None or options.expires is None or options.expires <= 0 or not stored.message.enqueued_at:
+        # As for the worker: an option that is out of range, or that counts from a time that is not known.
         return []
     return [Reason("expires", f"it expires{_at(stored.message.enqueued_at + options.expires)}")]
 

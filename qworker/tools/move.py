@@ -27,7 +27,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidName, NotSupported
 from qworker.message import Draft, Lease, Message, Query, Selection, SettleAction, Settlement, State, StoredMessage
-from qworker.names import check_id
+from qworker.names import check_id, to_message_id
 from qworker.parcel import pack, unpack
 from qworker.tools.move_cells import count_cells, move_cells
 
@@ -251,6 +251,11 @@ class _Target:
             # The target refuses one of them because of its content. They are published in order, because nothing of the
             # batch is stored.
             ids = [await self._store_one(draft) for draft in fitted]
+        for number, draft in enumerate(fitted):
+            if draft.unique_key is not None and draft.id is not None and ids[number] != to_message_id(draft.id):
+                # Several messages of the source can have had this key, one after the other, and each must be moved.
+                keyless = msgspec.structs.replace(draft, unique_key=None, unique=None)
+                ids[number] = await self._store_one(keyless)
         for draft, new in zip(drafts, ids, strict=True):
             if draft.id is not None and draft.id != new:
                 self._renamed(draft.id, new)

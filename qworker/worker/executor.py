@@ -7,6 +7,8 @@ import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from qworker import log_events as events
 from qworker.attempt.runner import AttemptRunner
 from qworker.clock import Clock
@@ -124,14 +126,16 @@ class Executor:
                 delivery.task = task.name
                 delivery.headers = opened.headers
                 options = opened.options
-                if options is not None:
-                    delivery.options = options
-                    if options.expires is not None and self._has_expired(delivery, options.expires):
-                        return False
+                if options is not None and options.max_tries is None and not self._counts_deaths:
+                    # From another store. Without a limit, a message that kills its worker would run for ever here.
+                    options = msgspec.structs.replace(options, max_tries=msgspec.UNSET)
+                delivery.options = options
                 kept = task.options.result if options is None else options.kept_result(task.options.result)
                 if kept and self._keeps_results:
                     delivery.result_ttl, delivery.keep_result = kept, True
                     self._records.in_use = True
+                if options is not None and options.expires is not None and self._has_expired(delivery, options.expires):
+                    return False
                 return self._validate(delivery, task, opened)
         raw = self._tasks.raw_handlers.get(message.queue)
         if isinstance(opened, tuple) and (opened[0] in self._tasks.registered_tasks or raw is None):
@@ -152,8 +156,8 @@ class Executor:
     def _has_expired(self, delivery: Delivery, expires: float) -> bool:
         """Fail a message that is too late to start."""
         enqueued_at = delivery.lease.message.enqueued_at
-        # The time of a message that another program wrote may not be known.
-        if not enqueued_at or self._store_clock.time() < enqueued_at + expires:
+        # The time of a message that another program wrote may not be known, and its option may be out of range.
+        if not enqueued_at or expires <= 0 or self._store_clock.time() < enqueued_at + expires:
             return False
         delivery.fail(f"it expired: it was not started within {expires:g} seconds of its enqueue", "expired")
         return True

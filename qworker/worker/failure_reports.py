@@ -10,7 +10,7 @@ import asyncio
 
 from qworker import log_events as events
 from qworker.call import Call
-from qworker.errors import QueueNotFound, UsageError
+from qworker.errors import AlreadyEnqueued, QueueNotFound, UsageError
 from qworker.failed_call import failure_report
 from qworker.failure_text import summary_of
 from qworker.worker.delivery import Delivery
@@ -54,7 +54,7 @@ class FailureReports:
             if delivery.gone is not None or now >= delivery.expires:
                 delivery.settlement = None
                 return
-            if isinstance(problem, UsageError) or now >= until:
+            if isinstance(problem, (UsageError, AlreadyEnqueued)) or now >= until:
                 self._log_lost(delivery, problem)
                 return
             await asyncio.sleep(self._outage.record_failure(problem))
@@ -88,7 +88,7 @@ class FailureReports:
                 # This worker may not work on the queue of the reports.
                 await self._backend.create(call.queue)
                 await self._backend.publish(call.queue, (call.draft,))
-        except (*BACKEND_ERRORS, UsageError) as error:
+        except (*BACKEND_ERRORS, UsageError, AlreadyEnqueued) as error:
             return error
         return None
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import msgspec
 
+from qworker.errors import UsageError
 from qworker.queue_share import QueueShare, check_shares
-from qworker.validation import check_flag, check_seconds, check_whole
+from qworker.validation import check_flag, check_seconds, check_whole, shown
 
 __all__ = ["WorkerOptions"]
 
@@ -62,8 +66,13 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The queues with their shares. None: every queue of the app.
 
         Raises:
-            UsageError: A queue is neither a name nor a `QueueShare`, or its name is not valid.
+            UsageError: The queues are not a sequence, or a queue is neither a name nor a `QueueShare`, or its name is
+                not valid.
         """
         if self.queues is None:
             return None
+        # Each letter of a text would be a queue.
+        given = cast("object", self.queues)
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise UsageError(f"queues must be a tuple of names, such as ('mail',) (got {shown(given)})")
         return tuple(queue if isinstance(queue, QueueShare) else QueueShare(queue) for queue in self.queues)

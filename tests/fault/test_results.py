@@ -44,6 +44,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 def start(url: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "qworker", "run", "tests.support.job_app:tasks", "-c", "8"]
+    # A Redis learns only by the end of a lease that its worker has died.
+    command += ["--visibility-timeout", "5"]
     return subprocess.Popen(command, env={**os.environ, "QWORKER_URL": url}, cwd=ROOT, stderr=subprocess.DEVNULL)
 
 

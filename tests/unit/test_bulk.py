@@ -19,6 +19,7 @@ from qworker.bulk import BulkWriter, StagedPartition, check_load, message_id
 from qworker.bulk.spool import BATCH, SpooledBulkWriter
 from qworker.errors import BackendError, BackendUnavailable, InvalidName, NotSupported, UsageError
 from qworker.message import Draft, Query, SettleAction, Settlement, State
+from qworker.unique import Unique
 from qworker_file.bulk import FileBulkWriter
 from qworker_redis.bulk import RedisBulkWriter
 from tests.support.servers import RedisServer
@@ -302,6 +303,13 @@ async def test_what_a_directory_has_no_place_for_is_refused_while_staging(tmp_pa
         for draft in (Draft(body=b"", unique_key="k"), Draft(body=b"", fields={"a": "b"})):
             with pytest.raises(NotSupported, match="file: does not support"):
                 await store.writer().stage("r1", 0, "a", [[draft]])
+
+
+async def test_options_of_a_key_are_refused_while_staging(tmp_path: Path, redis: RedisServer) -> None:
+    async with opened("redis", tmp_path, redis) as store:
+        draft = Draft(body=b"", unique_key="k", unique=Unique(until="started"))
+        with pytest.raises(NotSupported, match="redis: does not support options of unique keys in bulk writes"):
+            await store.writer().stage("r1", 0, "a", [[draft]])
 
 
 async def test_big_bodies_and_long_task_names_arrive_whole(native: Store) -> None:

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta, timezone
 import msgspec
 import pytest
 
-from qworker import Call, Context, Delays, Draft, FailedCall, State, Tasks
+from qworker import Call, Context, Delays, Draft, FailedCall, State, Tasks, Unique
 from qworker.backend.listing import list_messages
 from qworker.cli.main import main
 from qworker.envelope import open_envelope
-from qworker.errors import NotSupported, UsageError
+from qworker.errors import JobFailed, NotSupported, UsageError
 from qworker.message import Query
 from qworker.testing.wait_until import wait_until
 from qworker.tools.explain import explain
@@ -113,6 +113,23 @@ async def test_a_call_that_has_expired_fails_unrun_with_its_code(url):
     await tasks.aclose()
 
 
+async def test_who_waits_for_the_result_of_a_call_that_has_expired_gets_its_code(url):
+    tasks = Tasks(url)
+
+    @tasks.task(result=60)
+    async def work() -> int:
+        return 1
+
+    job = await work.using(expires=0.001).enqueue()
+    backend = await tasks.backend()
+    await wait_until(lambda: expired(backend, job))
+    await burst(tasks)
+    with pytest.raises(JobFailed) as failed:
+        await job.result(timeout=5)
+    assert failed.value.code == "expired"
+    await tasks.aclose()
+
+
 async def expired(backend, job) -> bool:
     """Whether the store's time is later than the end of the call."""
     (stored,) = await backend.find("default", [job.id])
@@ -133,6 +150,15 @@ async def test_explain_says_when_a_call_expires_and_what_its_policy_is(app):
     await app.burst()
     told = {reason.code: reason.text for reason in (await explain(app.store, "default", job.id, app)).reasons}
     assert told["retry-policy"] == "its retry policy is Delays(5, 10, 20), tries 1 of 3"
+
+
+async def test_explain_leaves_out_an_expiry_that_no_worker_heeds(app):
+    @app.task
+    async def work() -> None: ...
+
+    body = msgspec.json.encode({"task": "work", "args": [], "options": {"expires": -1}})
+    (foreign,) = await app.store.publish("default", [Draft(body=body)])
+    assert "expires" not in {reason.code for reason in (await explain(app.store, "default", foreign, app)).reasons}
 
 
 BAD = [
@@ -160,6 +186,19 @@ def test_a_wrong_option_of_a_call_is_refused_at_once(options, text):
         with pytest.raises(UsageError) as refused:
             owner.using(**options)
         assert str(refused.value).startswith(text)
+
+
+def test_a_call_with_an_expiry_gets_no_longer_delay():
+    tasks = Tasks("memory://expiry")
+
+    @tasks.task
+    async def work() -> None: ...
+
+    call = work.using(expires=60).call()
+    with pytest.raises(UsageError, match=r"^expires must be longer than delay \(got 60 and 90 seconds\)$"):
+        call.using(delay=90)
+    assert call.using(delay=90, expires=120).draft.delay == 90
+    assert call.using(delay=30).draft.body == call.draft.body
 
 
 def test_a_moment_is_a_number_or_a_datetime_with_any_zone():
@@ -204,6 +243,9 @@ def test_options_that_a_store_does_not_support_are_refused_at_the_call(tmp_path)
         for options in ({"max_tries": None}, {"result": 5}):
             with pytest.raises(NotSupported):
                 owner.using(**options)
+    for owner in (work, tasks.named("work")):
+        with pytest.raises(NotSupported):
+            owner.using(unique=Unique(key="k"))
 
 
 async def test_a_worker_that_does_not_know_an_option_or_its_range_runs_the_call(app):
@@ -213,11 +255,29 @@ async def test_a_worker_that_does_not_know_an_option_or_its_range_runs_the_call(
     async def work(ctx: Context) -> None:
         seen.append((ctx.max_tries, ctx.deadline is not None))
 
-    for options in ({"colour": "red"}, {"timeout": -1, "max_tries": 0}, {"timeout": 1e300}):
+    for options in ({"colour": "red"}, {"timeout": -1, "max_tries": 0, "expires": -1}, {"timeout": 1e300}):
         body = msgspec.json.encode({"task": "work", "args": [], "options": options})
         await app.store.publish("default", [Draft(body=body)])
     await app.burst()
     assert seen == [(4, True)] * 3
+
+
+async def test_a_store_that_counts_no_deaths_runs_no_call_without_a_limit(tmp_path):
+    """Such a call comes from another program, or was moved there from another store."""
+    tasks = Tasks(f"fsq://{tmp_path}")
+    seen = []
+
+    @tasks.task(max_tries=4, timeout=50)
+    async def work(ctx: Context) -> None:
+        seen.append((ctx.max_tries, ctx.deadline))
+
+    body = msgspec.json.encode({"task": "work", "args": [], "options": {"max_tries": None, "timeout": None}})
+    backend = await tasks.backend()
+    await backend.create("default")
+    await backend.publish("default", [Draft(body=body)])
+    await burst(tasks)
+    assert seen == [(4, None)]
+    await tasks.aclose()
 
 
 def test_the_command_line_has_the_options_of_a_call(tmp_path, monkeypatch, capsys):
@@ -239,3 +299,19 @@ def test_the_command_line_has_the_options_of_a_call(tmp_path, monkeypatch, capsy
         "expires": 120.0,
     }
     assert main([*command[:4], "--expires", "1s", "--delay", "2s"]) == 2
+
+
+def test_the_environment_of_other_commands_changes_no_call(tmp_path, monkeypatch):
+    """`qworker health --timeout` and `qworker scan --max-tries` mean something else."""
+    (tmp_path / "environment_app.py").write_text(
+        f"from qworker import Tasks\ntasks = Tasks('file://{tmp_path}/spool?sync=off')\n"
+        "@tasks.task\ndef work() -> None: ...\n"
+    )
+    (tmp_path / "pyproject.toml").write_text('[tool.qworker]\ntimeout = "3s"\nmax-tries = 2\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("QWORKER_TIMEOUT", "2s")
+    monkeypatch.setenv("QWORKER_MAX_TRIES", "0")
+    assert main(["enqueue", "environment_app:tasks", "work"]) == 0
+    (item,) = (tmp_path / "spool/default/queue").iterdir()
+    assert "options" not in msgspec.json.decode(item.read_bytes())

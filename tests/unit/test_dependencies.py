@@ -26,6 +26,9 @@ IMPORTERS = {"import_module", "find_spec"}
 UNDECLARED = {
     # Only type checkers import it, and they have it built in.
     "typing_extensions",
+    # Only an app that has it imports what needs it.
+    "django",
+    "pydantic",
 }
 # Distributions that are declared and not imported.
 NOT_IMPORTED = {

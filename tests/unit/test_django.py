@@ -20,7 +20,7 @@ settings.configure(
 django.setup()
 from django.db import close_old_connections, connection, transaction
 from qworker import Tasks
-from qworker.errors import UsageError
+from qworker.errors import NotSupported, UsageError
 from qworker.django import FreshConnections, enqueue_on_commit
 import asyncio
 
@@ -93,6 +93,24 @@ for wrong in ((len, 1), (send.call(1), 2), (send,)):
     else:
         raise AssertionError("it is refused at the call")
 
+try:
+    enqueue_on_commit(send.call(1), database="typo")
+except UsageError as error:
+    print(error)
+
+# After the commit it would be too late for a refusal.
+def another(order): ...
+
+for url in ("vsqs://./vsqs", "fsq://./fsq", "mq://./mq"):
+    other = Tasks(url).task(another)
+    for refused in (other, other.using(priority=9, id="0f8fad5b-d9cb-469f-a165-70867728950e")):
+        try:
+            with transaction.atomic():
+                enqueue_on_commit(refused, 1)
+                seen.append(url)
+        except NotSupported as error:
+            print(error)
+
 from qworker.worker import Worker, WorkerOptions
 asyncio.run(Worker(tasks, WorkerOptions(burst=True)).run())
 assert sorted(seen) == [1, 2, 5, 6], seen
@@ -108,6 +126,9 @@ def test_calls_are_sent_after_the_commit_and_dropped_by_rollbacks_and_savepoints
     done = _run(tmp_path, "yes")
     assert done.returncode == 0, done.stderr
     assert "enqueue_on_commit takes a task or a call (got <built-in function len>)" in done.stdout
+    assert "django: DATABASES has no 'typo': give database= one of its names" in done.stdout
+    assert "vsqs: does not support enqueue_on_commit, because its publisher cannot know the id (" in done.stdout
+    assert "mq: does not support priorities (" in done.stdout
 
 
 def test_without_a_database_the_call_is_refused_in_one_line(tmp_path: Path) -> None:

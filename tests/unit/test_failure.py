@@ -167,7 +167,7 @@ def test_a_reason_that_is_not_text_is_refused_in_one_line(kind, reason):
 def test_an_exception_as_the_reason_is_its_first_line_and_keeps_its_traceback(kind):
     outcome = kind(caught(ValueError("no luck\nat all")))
     assert (outcome.reason, str(outcome)) == ("ValueError: no luck",) * 2
-    reason, _ = outcome_of(outcome)
+    reason = outcome_of(outcome).reason
     assert reason.startswith("ValueError: no luck\n\nTraceback (most recent call last):\n")
     assert reason.endswith("\nValueError: no luck\nat all")
     assert outcome_of(kind(ValueError("never raised")))[0] == "ValueError: never raised"
@@ -177,13 +177,13 @@ def test_an_exception_as_the_reason_is_its_first_line_and_keeps_its_traceback(ki
 def test_the_cause_of_an_outcome_keeps_its_traceback_behind_the_reason():
     cause = ValueError("no luck")
     for raised in (caught(Retry("later", delay=1), cause), caught(Fail("never"), cause)):
-        reason, _ = outcome_of(raised)
+        reason = outcome_of(raised).reason
         assert summary(reason) == raised.reason
         assert "test_failure.py" in reason
         assert reason.endswith("ValueError: no luck")
     alone = Fail("never")
     alone.__context__, alone.__suppress_context__ = cause, True
-    assert outcome_of(alone) == ("never", None)
+    assert outcome_of(alone) == ("never", None, True)
 
 
 @pytest.mark.parametrize("outcome", [Retry("later", delay=3), Retry(ValueError("x")), Fail("never"), Fail()])
@@ -198,4 +198,4 @@ def test_a_subclass_need_not_call_the_constructor():
         def __init__(self, seconds: float) -> None:
             self.delay = seconds
 
-    assert outcome_of(Limited(5.0)) == ("the handler asked for a retry", 5.0)
+    assert outcome_of(Limited(5.0)) == ("the handler asked for a retry", 5.0, True)

@@ -8,7 +8,7 @@ import structlog
 
 from qworker import Backoff, Context, Draft, Fail, FailedCall, Hook, Retry, State, Tasks, provide
 from qworker.backend.registry import open_backend
-from qworker.errors import BackendUnavailable, MessageTooLarge, UsageError
+from qworker.errors import AlreadyEnqueued, BackendUnavailable, MessageTooLarge, UsageError
 from qworker.message import Query, Selection, SettleAction, Settlement
 from qworker.names import failure_id
 from qworker.testing.clock import FakeClock
@@ -240,21 +240,25 @@ async def test_a_stray_cancellation_does_not_keep_a_report_from_the_store(app):
     assert (worker.counts.failed, worker.counts.acked) == (1, 1)
 
 
-@pytest.mark.parametrize("problem", ["store", "headers"])
+@pytest.mark.parametrize("problem", ["store", "key", "headers"])
 async def test_a_report_that_can_never_be_stored_is_logged_and_the_message_fails(app, problem):
-    async def too_large(_queue, _drafts):
-        raise MessageTooLarge("the body has 5 bytes, more than max_body")
+    refusal = MessageTooLarge("the body has 5 bytes, more than max_body")
+    if problem == "key":
+        refusal = AlreadyEnqueued("a message with the unique key 'k' is already enqueued: ID", "ID")
+
+    async def refused(_queue, _drafts):
+        raise refusal
 
     await enqueue_reported_failure(app)
-    if problem == "store":
-        app.store.publish = too_large
+    if problem != "headers":
+        app.store.publish = refused
     else:
         app.add_header_source(lambda: 1 / 0)
     with structlog.testing.capture_logs() as logs:
         worker = await app.burst()
     assert worker.counts.failed == 1
     (line,) = [line for line in logs if line["event"] == "failure_not_reported"]
-    assert line["error_type"] == ("MessageTooLarge" if problem == "store" else "ZeroDivisionError")
+    assert line["error_type"] == ("ZeroDivisionError" if problem == "headers" else type(refusal).__name__)
 
 
 async def test_the_report_gets_hooks_and_injected_parameters_as_any_call():

@@ -33,7 +33,7 @@ def big() -> str: return "x" * 3_000_000
 EXPECTED = {
     "size": EncodedResult(b'{"width":3,"height":4}'),
     "nothing": EncodedResult(b"null"),
-    "odd": EncodedResult(problem="TypeError: Encoding objects of type Odd is unsupported"),
+    "odd": EncodedResult(problem="TypeError: a value of the type Odd has no place in JSON"),
     "fail": None,
     "big": EncodedResult(b'"' + b"x" * 3_000_000 + b'"'),
 }

@@ -14,6 +14,7 @@ from qworker.cell import Cell, CellOp
 from qworker.cli.main import main
 from qworker.cli.top.sampler import Sampler
 from qworker.cli.top.table import running_line
+from qworker.errors import PermissionDenied
 from qworker.jobs import kept
 from qworker.testing.helpers import run_until_idle
 from qworker.testing.wait_until import wait_until
@@ -169,4 +170,20 @@ async def test_top_looks_once_at_a_queue_whose_jobs_report_no_progress(
     assert (sample.rows[0].leased, sample.running, looks) == (1, [], ["list"])
     assert lease.message.queue == "default"
     await Worker(tasks, WorkerOptions(burst=True, queues=("elsewhere",))).run()
+    await tasks.aclose()
+
+
+async def test_top_shows_the_counts_of_a_queue_whose_progress_cannot_be_read(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = await tasks.backend()
+    await tasks["double"].enqueue(1)
+    await backend.lease("default", 1, 60)
+
+    async def denied(self, queue, ops):
+        raise PermissionDenied("cells/ belongs to another user")
+
+    monkeypatch.setattr(type(backend), "cells", denied)
+    sample = await Sampler(backend).sample()
+    assert (sample.problem, sample.running, [row.leased for row in sample.rows]) == (None, [], [1])
     await tasks.aclose()

@@ -14,6 +14,7 @@ from qworker.errors import BackendError, BackendUnavailable, QueueNotFound
 from qworker.message import Query, Selection, SettleAction, Settlement
 from qworker.testing import FakeClock
 from qworker.tools.move import move
+from qworker.unique import Unique, Until
 from qworker_memory import MemoryBackend
 
 QUEUE = "jobs"
@@ -82,6 +83,35 @@ async def test_a_message_keeps_its_id_tries_times_priority_and_key(
     assert (message.unique_key, message.argv, message.body) == ("k", ("x",), b"a")
     [later] = await list_messages(target, QUEUE, Query(State.DELAYED))
     assert later.due_at == clock.time() + 500
+
+
+@pytest.mark.parametrize("until", ["done", "started"])
+async def test_messages_that_had_one_key_after_the_other_all_move(
+    source: Fragile, target: Fragile, clock: FakeClock, until: Until
+) -> None:
+    unique = Unique(until=until, again="keep" if until == "started" else "replace")
+    for body in (b"1", b"2", b"3"):
+        await source.publish(QUEUE, [Draft(body=body, unique_key="k", unique=unique)])
+        await source.lease(QUEUE, 1, 30)
+    # They wait again, and only one of them can have the key.
+    clock.advance(60)
+    await source.reap(QUEUE)
+    ids = set(await everything(source))
+    assert len(ids) == 3
+    assert (await move(source, target, QUEUE, clock=clock)).ready == 3
+    assert await everything(target) == dict.fromkeys(ids, State.READY)
+    keys = [one.message.unique_key for one in await list_messages(target, QUEUE, Query(State.READY))]
+    assert sorted(map(str, keys)) == ["None", "None", "k"]
+
+
+async def test_failed_messages_with_one_key_all_move(source: Fragile, target: Fragile, clock: FakeClock) -> None:
+    for _ in range(2):
+        await source.publish(QUEUE, [Draft(body=b"", unique_key="k")])
+        [lease] = await source.lease(QUEUE, 1, 30)
+        await source.settle([Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="no")])
+    ids = set(await everything(source))
+    assert (await move(source, target, QUEUE, failed=True, clock=clock)).failed == 2
+    assert set(await everything(target)) == ids
 
 
 async def test_thousands_move_in_order(source: Fragile, target: Fragile, clock: FakeClock) -> None:

@@ -128,8 +128,12 @@ def test_messages_run_in_the_order_of_their_priorities_whatever_is_killed(tmp_pa
     assert len(seen) == MIXED + 2 * 50, "only what a killed worker held runs again"
 
 
-async def test_a_message_with_a_priority_starts_next_whatever_waits(tmp_path: Path) -> None:
+async def test_a_message_with_a_priority_starts_next_whatever_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in a worker that has its own run of names, and in one that has listed the queue before."""
+    # A busy worker looks for new names after this time, until it has seen a priority.
+    monkeypatch.setattr("qworker_file.open_queue._LOOK", 0.0)
     url = f"file://{tmp_path}/spool?sync=off"
     publisher, one, other = (open_backend(url) for _ in range(3))
     for _ in range(4):
@@ -165,6 +169,27 @@ def test_a_run_of_names_ends_with_its_priority_and_lets_higher_ones_pass(tmp_pat
     window.skip_taken(sorted(urgent)[-1], lambda _name: False)
     assert window.first() is not None
     assert window.take() > run[-1]
+    os.close(fd)
+
+
+def test_more_names_ahead_of_a_run_than_a_window_holds_are_left_to_the_next_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qworker.kit.directory.window.SIZE", 20)
+    monkeypatch.setattr("random.randrange", lambda _most: 0)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    window = Window(fd, local=True)
+    window.stale = False
+    low = [item_name(stem, 0) for stem in new_ids(10)]
+    for name in low:
+        window.add(name)
+    # The others are all in the run of this worker.
+    window.skip_taken(window.take(), lambda name: name not in low[:2])
+    urgent = [item_name(stem, 0, priority=9) for stem in new_ids(60)]
+    for name in urgent:
+        window.add(name)
+    assert [window.take() for _ in range(len(window))] == urgent[:20]
+    assert window.is_exhausted
     os.close(fd)
 
 

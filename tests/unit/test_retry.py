@@ -93,6 +93,22 @@ def test_with_retry_on_all_others_fail_and_with_fail_on_all_others_are_retried()
     assert (both.policy_for(ConnectionError()), both.policy_for(TimeoutError())) == (Delays(1), NoRetry)
 
 
+def test_an_attribute_of_an_error_is_not_taken_for_the_names_of_its_classes():
+    class Refused(ValueError):
+        classes = ("economy", ["business"])
+
+    retries = Retries.of({ValueError: 5, LookupError: NoRetry})
+    assert retries.policy_for(Refused()).delay(1, 0.5) == 5
+
+
+def test_a_policy_that_is_an_empty_collection_counts():
+    class Mine(list):
+        def delay(self, tries: int, draw: float) -> float:
+            return 7.0
+
+    assert Retries.of({ValueError: Mine()}).policy_for(ValueError()).delay(1, 0.5) == 7.0
+
+
 def test_a_policy_is_any_object_with_the_method():
     policy: RetryPolicy = Mine()
     assert isinstance(policy, RetryPolicy)

@@ -17,12 +17,14 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from qworker import Context, Schedule, Tasks
+from qworker import Context, Schedule, Tasks, Unique
 from qworker.cell import Cell, CellOp
+from qworker.cli.main import main
 from qworker.envelope import CallOptions, Envelope, open_envelope
 from qworker.errors import BackendUnavailable, MissingExtra, NotSupported, UsageError
 from qworker.message import ReapResult
 from qworker.schedules.records import GROUP
+from qworker.schedules.schedule import definition_of
 from qworker.schedules.store import ScheduleStatus, read_schedules, remove_schedule
 from qworker.testing import FakeClock
 from qworker.testing.helpers import enqueued_calls, in_memory, run_until_idle
@@ -174,6 +176,25 @@ def test_a_schedule_that_is_not_valid_is_refused_at_import(decorate: Any, handle
     with pytest.raises(UsageError) as refused:
         app_with(decorate, handler)
     assert str(refused.value).startswith(text)
+
+
+def test_a_unique_key_that_a_schedule_cannot_have_is_refused_at_import() -> None:
+    tasks = Tasks()
+
+    @tasks.task(unique=Unique(key="k", again="error"))
+    def daily() -> None: ...
+
+    @tasks.task(unique=Unique(key="k"))
+    def hourly() -> None: ...
+
+    nobody = """the call of a schedule cannot have again="error", which nobody gets: use again="keep"$"""
+    with pytest.raises(UsageError, match=f"^schedule 'daily': {nobody}"):
+        tasks.every(60)(daily)
+    with pytest.raises(UsageError, match=f"^{nobody}"):
+        definition_of("x", Schedule(daily.call(), every=60))
+    with pytest.raises(UsageError, match=r"""^schedule 'hourly': overlap="skip" sets a unique key: leave"""):
+        tasks.every(60, overlap="skip")(hourly)
+    tasks.every(60)(hourly)
 
 
 def test_two_schedules_with_one_name_are_refused() -> None:
@@ -355,6 +376,19 @@ async def test_a_schedule_is_put_at_the_time_of_the_store(tasks: Tasks) -> None:
     assert stored.last is not None
     assert abs(stored.last.at - now) < 60
     assert abs(stored.cell.rank / 1000 - now) < 60
+
+
+async def test_the_command_line_puts_a_schedule_at_the_time_of_the_store(
+    tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = url_of("redis", tmp_path, redis)
+    monkeypatch.setattr("qworker.cli.schedules.SYSTEM_CLOCK", FakeClock(time.time() + 3600))
+    assert await asyncio.to_thread(main, ["schedules", url, "put", "acme", "--task", "report", "--every", "60"]) == 0
+    tasks = Tasks(url)
+    (stored,) = await read_schedules(await tasks.backend(), "default", time.time())
+    await close_app(tasks)
+    assert stored.last is not None
+    assert abs(stored.last.at - time.time()) < 60
 
 
 async def test_a_schedule_whose_call_gets_another_queue_is_one_schedule(tasks: Tasks) -> None:
@@ -817,6 +851,24 @@ async def test_a_schedule_whose_times_change_has_missed_nothing(url: str, clock:
     assert await changed.run() == []
     clock.advance(3600)
     assert [f"{tick:%H:%M}" for _, tick in await changed.run() if tick] == ["11:17"]
+
+
+async def test_a_schedule_that_is_put_with_other_times_counts_from_the_put_on(url: str, clock: FakeClock) -> None:
+    """No worker runs between the put and the ticks: those after it are caught up, and those before it were others."""
+    app = App(url, clock)
+    put = app.tasks.schedules.put
+    await put("acme", app.note.call(), cron="16 * * * *")
+    clock.advance(60)
+    assert await app.ticks() == ["10:16:00"]
+    clock.advance(600)
+    await put("acme", app.note.call(), cron="17-50 * * * *", catch_up="all")
+    clock.advance(120)
+    assert await app.ticks() == ["10:27:00", "10:28:00"]
+    # Other arguments change no times: the last tick stays.
+    clock.advance(60)
+    await put("acme", app.note.call("long"), cron="17-50 * * * *", catch_up="all")
+    clock.advance(60)
+    assert await app.ticks() == ["10:29:00", "10:30:00"]
 
 
 # -- two definitions ---------------------------------------------------------------------------------------------------

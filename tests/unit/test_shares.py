@@ -68,6 +68,8 @@ def test_a_wrong_share_is_refused_in_one_line(text: str, error: str) -> None:
         ({"strict": True}, "a strict order needs the names of the queues"),
         ({"queues": (QueueShare("a", 2), "b"), "strict": True}, "a strict order has no weights"),
         ({"strict": 1}, "strict must be True or False"),
+        ({"queues": "mail"}, r"queues must be a tuple of names, such as \('mail',\) \(got 'mail'\)"),
+        ({"queues": QueueShare("mail")}, "queues must be a tuple of names"),
     ],
 )
 def test_queues_that_do_not_fit_together_are_refused(options: dict[str, Any], error: str) -> None:

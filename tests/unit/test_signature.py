@@ -3,6 +3,7 @@
 import datetime
 import enum
 import inspect
+import pickle
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -181,3 +182,19 @@ def test_a_context_of_a_state_is_a_context():
     def work(ctx: Context[Box], a: int) -> None: ...
 
     assert Signature(work, Context).takes_injected
+
+
+def resize(path: str, *sizes: int, width: int = 0, **options: float) -> None: ...
+
+
+def test_a_signature_checks_the_same_in_another_process():
+    sent = pickle.loads(pickle.dumps(Signature(resize, Context)))
+    sent.check_values(("a.png", 1), {"width": 2, "quality": 0.5})
+    for args, kwargs in (
+        ((1,), {}),
+        (("a.png", "b"), {}),
+        (("a.png",), {"width": "c"}),
+        (("a.png",), {"quality": "d"}),
+    ):
+        with pytest.raises(InvalidArguments):
+            sent.check_values(args, kwargs)

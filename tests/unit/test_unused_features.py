@@ -22,7 +22,7 @@ async def use_all_but_the_features(url: str) -> None:
     tasks = Tasks(url)
     runs: list[int] = []
 
-    @tasks.task(queue=QUEUE, max_tries=2, backoff=Backoff(initial=0.0, maximum=0.0))
+    @tasks.task(queue=QUEUE, max_tries=2, retry=Backoff(initial=0.0, maximum=0.0))
     async def step(number: int) -> int:
         runs.append(number)
         if number == 1 and runs.count(1) == 1:

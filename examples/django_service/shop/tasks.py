@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from django.db import close_old_connections
-
-from qworker import Attempt, Context, Fail, Hook, Retry, Tasks
-
-
-class FreshConnections(Hook):
-    """Close broken and old connections to the database, as Django does before and after each request."""
-
-    kinds = frozenset({"thread"})
-
-    def around_sync(self, attempt: Attempt) -> Iterator[None]:
-        close_old_connections()
-        try:
-            yield
-        finally:
-            close_old_connections()
-
+from qworker import Context, Fail, Retry, Tasks
+from qworker.django import FreshConnections
 
 tasks = Tasks("file://./spool", hooks=[FreshConnections()])
 

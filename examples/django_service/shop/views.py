@@ -7,6 +7,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_POST
 
+from qworker.django import enqueue_on_commit
 from shop.models import Order
 from shop.tasks import confirm, export
 
@@ -20,7 +21,7 @@ def create(request: HttpRequest) -> HttpResponse:
         order = Order.objects.create(item=item)
         # The call is enqueued after the commit, because before it a worker would not find the order. The id prevents a
         # second message while the first one is stored.
-        transaction.on_commit(lambda: confirm.using(id=f"order-{order.pk}").enqueue_sync(order.pk))
+        enqueue_on_commit(confirm.using(id=f"order-{order.pk}"), order.pk)
         if not item:
             transaction.set_rollback(True)
             return JsonResponse({"error": "item is missing"}, status=400)

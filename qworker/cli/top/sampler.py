@@ -226,11 +226,15 @@ class Sampler:
 
     async def _running_jobs(self, queue: str, leases: Sequence[StoredMessage]) -> list[RunningJob]:
         """Return the jobs that have reported progress. Where no job of a queue has, that is one look."""
-        if not leases or PROGRESS not in await used_groups(self._backend, queue):
+        try:
+            if not leases or PROGRESS not in await used_groups(self._backend, queue):
+                return []
+            replies = await self._backend.cells(queue, [get_cell(PROGRESS, lease.message.id) for lease in leases])
+        except BACKEND_ERRORS:
+            # The counts are shown without progress, such as that of another user's queue.
             return []
-        ops = [get_cell(PROGRESS, lease.message.id) for lease in leases]
         found: list[RunningJob] = []
-        for lease, reply in zip(leases, await self._backend.cells(queue, ops), strict=True):
+        for lease, reply in zip(leases, replies, strict=True):
             stored = read_progress(reply.cell)
             if stored is not None:
                 opened = open_envelope(unpack(lease.message).body)

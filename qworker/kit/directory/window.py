@@ -186,7 +186,10 @@ class Window:
         names = self._names
         if len(self) >= 2 * SIZE:
             # More was reported than a window holds: drop the newer half, and list the directory when it is needed.
-            del names[self._head + SIZE :]
+            # Names of any kind can be the most: those of the run and those ahead of it go back to their places.
+            names[:] = sorted([*names[self._head :], *self._run, *self._urgent])
+            del names[SIZE:]
+            self._head, self._run, self._urgent = 0, [], []
             self.bound = names[-1]
             if name > self.bound:
                 return
