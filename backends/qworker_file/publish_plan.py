@@ -20,6 +20,9 @@ __all__ = ["Plan", "Planner"]
 # Nanoseconds: the largest distance between messages from another store that count as enqueued at the same time.
 _SAME_TIME_NS = 1_000_000
 
+# Bytes by which the tries can grow. With more than MAX_OWN a name is replaced, which can lose a given id and its marks.
+_GROWTH = 8
+
 _serial = itertools.count(1)
 
 
@@ -94,7 +97,7 @@ class Planner:
             ids.append(own)
         else:
             own = stem_for(message_id, dated, int((now + draft.hold) * 1000) if draft.hold > 0 else None, mark)
-        name = self._name(own, draft)
+        name = self._name(own, draft, MAX_OWN if message_id is None else MAX_OWN - _GROWTH)
         due = now + draft.delay if draft.due_at is None else draft.due_at
         # With tries, its name in queue/ would not be known to a search for its id.
         delayed = due > now or draft.tries > 0
@@ -103,12 +106,12 @@ class Planner:
         return Plan(draft.body, f"_{stem}_0", name, delayed, message_id, draft.unique_key, mark)
 
     @staticmethod
-    def _name(stem: str, draft: Draft) -> str:
+    def _name(stem: str, draft: Draft, most: int) -> str:
         if draft.task is None and not draft.argv and not draft.priority:
             return f"_{stem}_{draft.tries}"
         words = draft.argv if draft.task is None else (draft.task, *draft.argv)
         name = item_name(stem, draft.tries, words, draft.priority)
-        if byte_length(name) <= MAX_OWN:
+        if byte_length(name) <= most:
             return name
         if draft.argv:
             raise NotSupported("file: argv must fit into the name of a file: put long texts into the body")

@@ -13,7 +13,7 @@ from qworker.clock import Clock
 from qworker.errors import BackendUnavailable, PublishUncertain, UsageError
 from qworker.kit.parts import WHOLE, bad_part
 from qworker.message import Draft, Lease, Message, Query, SettleAction, Settlement, State, StoredMessage
-from qworker.names import check_queue, to_message_id
+from qworker.names import check_key, check_queue, to_message_id
 from qworker_mq.client import Answer
 from qworker_mq.server_client import ANSWER_TIMEOUT, ServerClient, decode
 
@@ -96,6 +96,8 @@ async def publish(server: ServerClient, queue: str, drafts: Sequence[Draft]) -> 
         if draft.id is not None:
             # A text that cannot be an id cannot be JSON either.
             to_message_id(draft.id)
+        if draft.unique_key is not None:
+            check_key(draft.unique_key)
     for batch in _batches(drafts):
         try:
             answer = await server.ask("POST", target, batch, queue=queue)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qworker import Tasks, Unique
+from qworker import Draft, Tasks, Unique
 from qworker.errors import AlreadyEnqueued, InvalidName, NotSupported, UsageError
+from qworker.message import SettleAction, Settlement
 from qworker.server.error_responses import to_error_response
 from qworker.testing import enqueued_calls
 
@@ -130,6 +132,19 @@ def test_a_store_that_cannot_do_it_refuses_at_registration(url: str, unique: Uni
 
     with pytest.raises(NotSupported, match=text):
         Tasks(url).task(unique=unique)(work)
+
+
+@pytest.mark.parametrize("label", [75, 76])
+async def test_a_long_label_does_not_cost_a_message_its_id_and_key_after_ten_tries(tmp_path: Path, label: int) -> None:
+    app = Tasks(f"file://{tmp_path}/root?sync=off")
+    backend = await app.backend()
+    unique, name = Unique(until="started"), "i" * 64
+    await backend.publish("q", [Draft(body=b"", id=name, unique_key="k", unique=unique, task="t" * label, tries=9)])
+    (lease,) = await backend.lease("q", 1, 60)
+    await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP)])
+    (lease,) = await backend.lease("q", 1, 60)
+    assert (lease.message.id, lease.message.tries, lease.message.unique_key) == (name, 10, "k")
+    await app.aclose()
 
 
 def test_a_key_that_is_held_is_a_conflict_for_http() -> None:
