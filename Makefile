@@ -64,11 +64,11 @@ test-bench: ## Every figure of the bench with small numbers: they run, and mean 
 	@tests/install-tools.sh
 	$(bin)/python tests/bench/run.py --quick --own
 
-test-lowest: ## The lowest versions that pyproject.toml allows
+test-lowest: ## The lowest versions that pyproject.toml allows (TESTS=tests/contract for a part)
 	@.ci/venv.sh
 	@VENV=.venv-lowest .ci/venv.sh --lowest --no-spark test
 	@tests/install-tools.sh
-	.venv-lowest/bin/python $(options) $(parallel) tests/unit tests/contract
+	.venv-lowest/bin/python $(options) $(parallel) $(or $(TESTS),tests/unit tests/contract)
 
 test-pythons: ## Other Pythons: PYTHONS="python3.12 /opt/python3.14/bin/python3", or those that are found here
 	@.ci/venv.sh

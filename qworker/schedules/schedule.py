@@ -121,7 +121,7 @@ def check_key(schedule: Schedule, unique: Unique | None, *, has_key: bool) -> No
     if has_key and schedule.overlap == "skip":
         raise UsageError('overlap="skip" sets a unique key: leave unique_key= out, or use overlap="allow"')
     if unique is not None and unique.again == "error":
-        raise UsageError('the call of a schedule cannot have again="error", which nobody gets: use again="keep"')
+        raise UsageError('the call of a schedule cannot have again="error", since no caller gets it: use again="keep"')
 
 
 def definition_of(name: str, schedule: Schedule, *, in_code: bool = False, set_name: str | None = None) -> Definition:

@@ -205,7 +205,7 @@ def test_a_mover_that_dies_at_any_step_between_workers_loses_and_doubles_nothing
 def test_twenty_workers_killed_while_they_share_a_sealed_load_lose_and_double_nothing(
     tmp_path: Path, launcher: Launcher
 ) -> None:
-    rows = 4_000 * DEPTH
+    rows = 2_000 * DEPTH
     url, draw = f"file://{tmp_path}/spool?sync=off", random.Random(3)
     assert launcher.run("bulk", url, tmp_path / "bulk", 2, rows // 2) == 0, launcher.errors()
     ledger = tmp_path / "ledger"

@@ -60,13 +60,13 @@ async def test_what_ran_before_its_publish_is_repeated_is_not_stored_again(
         async with LossyProxy(str(server.socket)) as proxy:
             backend = open_backend(proxy.url("?retry_timeout=50"))
             # A publisher that is at work: its queue is there, and the scripts are known.
-            for _ in range(2):
-                await backend.publish(QUEUE, [Draft(body=b"before")])
+            for key in (None, None, "before"):
+                await backend.publish(QUEUE, [Draft(body=b"before", unique_key=key)])
 
             def lose(data: bytes) -> bool:
                 if proxy.resets:
                     return False
-                assert client.hlen(f"{{qworker:{QUEUE}}}:msg") == 2 + len(drafts)
+                assert client.hlen(f"{{qworker:{QUEUE}}}:msg") == 3 + len(drafts)
                 client.delete(*(f"{{qworker:{QUEUE}}}:{part}" for part in ("msg", "ready", "keys")))
                 return True
 

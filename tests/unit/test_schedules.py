@@ -187,7 +187,7 @@ def test_a_unique_key_that_a_schedule_cannot_have_is_refused_at_import() -> None
     @tasks.task(unique=Unique(key="k"))
     def hourly() -> None: ...
 
-    nobody = """the call of a schedule cannot have again="error", which nobody gets: use again="keep"$"""
+    nobody = """the call of a schedule cannot have again="error", since no caller gets it: use again="keep"$"""
     with pytest.raises(UsageError, match=f"^schedule 'daily': {nobody}"):
         tasks.every(60)(daily)
     with pytest.raises(UsageError, match=f"^{nobody}"):
