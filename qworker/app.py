@@ -388,8 +388,7 @@ class Tasks(Generic[State]):
             raise DuplicateTask(
                 f"the queue {handler.queue!r} already has a raw handler ({taken.name}): a queue can have only one"
             )
-        if handler.options.max_tries is None:
-            there.app._check_store(handler.name, "max_tries=None")  # noqa: SLF001
+        there.app._check_store(handler.name, handler.options.needs)  # noqa: SLF001
         there.app.raw_handlers[handler.queue] = handler
 
     @exact_options
@@ -419,8 +418,7 @@ class Tasks(Generic[State]):
         raw_queues = [there.queue or queue or handler.queue for handler in moved_raw]
         there.app._check_free(names, raw_queues)  # noqa: SLF001
         for name, handler in (*zip(names, moved, strict=True), *((raw.name, raw) for raw in moved_raw)):
-            for option in handler.options.needs:
-                there.app._check_store(name, option)  # noqa: SLF001
+            there.app._check_store(name, handler.options.needs)  # noqa: SLF001
         if other._schedules.in_code and there.app._url is not None:  # noqa: SLF001
             check_scheme(there.app._url)  # noqa: SLF001
         there.app._schedules.include(other._schedules, there.prefix + prefix)  # noqa: SLF001
@@ -694,14 +692,15 @@ class Tasks(Generic[State]):
         report = failure_report(known.on_failure, unpack(message), task, code=code, error=error, tries=message.tries)
         return report.queue, report.draft
 
-    def _check_store(self, task: str, option: NeedyOption) -> None:
-        """Refuse an option of a task if the store is known and does not support it."""
+    def _check_store(self, task: str, needs: Sequence[NeedyOption]) -> None:
+        """Refuse options of a task or of its call if the store is known and does not support them."""
         try:
             url = self.url
         except UsageError:
             # An app factory sets it later.
             return
-        refuse(url, task, option)
+        for option in needs:
+            refuse(url, task, option)
 
     # -- the backend -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import msgspec
 
 from qworker.definition.hints import exact_options
 from qworker.definition.returns import check_result_type
-from qworker.definition.task_options import call_options, check_result, sent_options
+from qworker.definition.task_options import call_options, check_result, needs_of, sent_options
 from qworker.duration import Moment, Seconds
 from qworker.envelope import ORIGINAL_ID, Envelope, add_headers, change_options, open_envelope
 from qworker.jobs.job import Job
@@ -113,7 +113,9 @@ class Call(msgspec.Struct, frozen=True):
             if result is not None and known is not None:
                 check_result_type(self.task, known.function)
             source = None if source is None else source.changed(sent["result"], Any)
-        self._check_store(sent)
+        if source is not None:
+            needs = needs_of(None, sent.get("max_tries", msgspec.UNSET), sent.get("result"))
+            source.app._check_store(self.task, needs)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         body = change_options(self.draft.body, sent) if sent else self.draft.body
         if id is not None and fields["id"] != id:
             headers = {**(headers or {}), ORIGINAL_ID: id}
@@ -126,15 +128,6 @@ class Call(msgspec.Struct, frozen=True):
         """Return the `expires` that the call has already, which its delay must not exceed."""
         opened = open_envelope(self.draft.body)
         return opened.options.expires if isinstance(opened, Envelope) and opened.options is not None else None
-
-    def _check_store(self, sent: Mapping[str, Any]) -> None:
-        """Check that the store supports the options."""
-        if self.source is None:
-            return
-        if sent.get("result") is not None:
-            self.source.app._check_store(self.task, "result=")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        if "max_tries" in sent and sent["max_tries"] is None:
-            self.source.app._check_store(self.task, "max_tries=None")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _existed(draft: Draft, stored: str) -> bool | None:

@@ -155,13 +155,10 @@ class NamedTask(OtherMethods, Generic[T]):
         made._given_id, made._headers = id, headers
         made._sent = sent_options(made._fields, timeout, max_tries, expires)
         made._validate = check_flag("validate", validate)
-        for option in () if unique is None else needs_of(unique):
-            self._app._check_store(self.name, option)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        if max_tries is None:
-            self._app._check_store(self.name, "max_tries=None")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if result is not None and result is not msgspec.UNSET:
             result = check_result(result)
-            self._app._check_store(self.name, "result=")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        needs = needs_of(unique, max_tries, result)
+        self._app._check_store(self.name, needs)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         made._kept = result
         return made
 

@@ -23,6 +23,7 @@ from functools import lru_cache
 from qworker.errors import InvalidName
 
 __all__ = [
+    "MOST_KEY",
     "check_existing_queue",
     "check_id",
     "check_key",
@@ -187,6 +188,10 @@ def forms_of_all(given: Iterable[str]) -> list[str]:
     return forms
 
 
+# Bytes of the longest unique key.
+MOST_KEY = 255
+
+
 def check_key(key: str) -> str:
     """Return `key` if it is a valid unique key.
 
@@ -199,8 +204,8 @@ def check_key(key: str) -> str:
         raise InvalidName(
             f"{printable(key)!r} is not a valid unique key: it has a lone surrogate: use text that UTF-8 can encode"
         ) from None
-    if not 0 < size <= 255:
-        raise InvalidName(f"a unique key must have 1 to 255 bytes (got {size})")
+    if not 0 < size <= MOST_KEY:
+        raise InvalidName(f"a unique key must have 1 to {MOST_KEY} bytes (got {size})")
     return key
 
 

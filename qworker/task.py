@@ -236,8 +236,7 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
         self.app = tasks
         if options.result is not None:
             check_result_type(name, function)
-        for option in options.needs:
-            tasks._check_store(name, option)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        tasks._check_store(name, options.needs)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         self.encoder = EnvelopeEncoder(name)
         self.source = JobSource(tasks, name, function=function, result=options.result)
         self._plain: ConfiguredTask[P, R_co] = ConfiguredTask(self, {})
@@ -415,15 +414,12 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
         fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
         fields |= unique_option(unique, fields)
         check_by(self.name, self.signature.parameters, unique)
-        for option in () if unique is None else needs_of(unique):
-            self.app._check_store(self.name, option)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         sent = sent_options(fields, timeout, max_tries, expires)
-        if max_tries is None:
-            self.app._check_store(self.name, "max_tries=None")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if result is not None and result is not msgspec.UNSET:
             result = check_result(result)
             check_result_type(self.name, self.function)
-            self.app._check_store(self.name, "result=")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        needs = needs_of(unique, max_tries, result)
+        self.app._check_store(self.name, needs)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         check_flag("validate", validate)
         return configured(
             self, fields, given_id=id, queue=queue, headers=headers, result=result, sent=sent, validate=validate

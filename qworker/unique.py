@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 
 import msgspec
 
+from qworker.duration import Seconds
 from qworker.errors import UsageError
 from qworker.names import check_key
 from qworker.retry import MOST_DELAY
@@ -47,8 +48,8 @@ class Unique(msgspec.Struct, frozen=True, omit_defaults=True):
     by: Sequence[str] | None = None
     until: Until = "done"
     again: Again = "keep"
-    wait: float | timedelta = 0.0
-    at_most: float | timedelta | None = None
+    wait: Seconds = 0.0
+    at_most: Seconds | None = None
     scope: Scope = "queue"
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class Unique(msgspec.Struct, frozen=True, omit_defaults=True):
             if value not in get_args(choices):
                 raise UsageError(f"unique: {name} must be one of {', '.join(get_args(choices))} (got {shown(value)})")
         self._check_times()
-        if self.scope == "app" and self.again in {"replace", "debounce"}:
+        if self.scope == "app" and self.replaces:
             raise UsageError(
                 f'unique: scope="app" cannot have again="{self.again}", because the waiting call may be in another'
                 ' queue: use scope="queue"'
@@ -122,6 +123,6 @@ def debounced_due(unique: Unique, now: float, first: float) -> float:
     return due if unique.at_most is None else min(due, max(first + float_of(unique.at_most), now))
 
 
-def float_of(seconds: float | timedelta) -> float:
+def float_of(seconds: Seconds) -> float:
     """Return a time as seconds."""
     return seconds.total_seconds() if isinstance(seconds, timedelta) else seconds

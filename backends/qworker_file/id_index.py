@@ -227,7 +227,7 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> Res
 
 def _order(plan: Plan) -> tuple[str, str]:
     # The first one of a batch gets a key.
-    return (plan.key_mark[:21], "") if plan.key_mark else ("", plan.given_id or "")
+    return (key_link_name(plan.key_mark), "") if plan.key_mark else ("", plan.given_id or "")
 
 
 class _Reservation:

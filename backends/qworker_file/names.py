@@ -48,6 +48,7 @@ __all__ = [
     "is_due_time",
     "is_generated_id",
     "item_name",
+    "key_letters",
     "key_link_name",
     "key_mark",
     "key_record_name",
@@ -424,7 +425,12 @@ def has_key(item: str, mark: str) -> bool:
     own = mark_in(item)
     if own is None or own[: _KEY_DIGEST + 1] != mark[: _KEY_DIGEST + 1]:
         return False
-    return _STARTED not in own[_KEY_DIGEST + 1 :]
+    return _STARTED not in key_letters(own)
+
+
+def key_letters(mark: str) -> str:
+    """Return the letters of a mark: empty if its key stays taken when its message is leased."""
+    return mark[_KEY_DIGEST + 1 :]
 
 
 def started_item(item: str) -> str:
@@ -439,9 +445,9 @@ def restarted_item(item: str) -> str:
 
 def _with_letter(item: str, letter: str, other: str) -> str:
     mark = mark_in(item)
-    if mark is None or letter not in mark[_KEY_DIGEST + 1 :]:
+    if mark is None or letter not in key_letters(mark):
         return item
-    changed = mark[: _KEY_DIGEST + 1] + mark[_KEY_DIGEST + 1 :].replace(letter, other)
+    changed = mark[: _KEY_DIGEST + 1] + key_letters(mark).replace(letter, other)
     return item.replace(_MARK + mark, _MARK + changed, 1)
 
 

@@ -19,7 +19,7 @@ from qworker.message import Draft
 from qworker.unique import Unique
 from qworker_file.id_place import Located, is_unchanged, item_at, read_status, recorded_place, replace_link
 from qworker_file.layout import QueueDir
-from qworker_file.names import given_id, has_key, key_link_name, key_mark, key_record_name, mark_in
+from qworker_file.names import given_id, has_key, key_letters, key_link_name, key_mark, key_record_name, mark_in
 
 __all__ = ["Holder", "free_key", "give_key", "holder_of", "is_key_left", "keep_key", "key_of", "make_mark", "state_of"]
 
@@ -95,7 +95,7 @@ def key_of(files: QueueDir, item: str) -> tuple[str | None, Unique | None]:
     if (mark := mark_in(item)) is None:
         return None, None
     key = _read(files, key_record_name(given_id(item) or ""))
-    return None if key is None else unquote(key, errors="surrogateescape"), _STARTED if mark[21:] else None
+    return None if key is None else unquote(key, errors="surrogateescape"), _STARTED if key_letters(mark) else None
 
 
 def free_key(files: QueueDir, item: str) -> None:

@@ -87,20 +87,19 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needs(self) -> list[NeedyOption]:
         """The options that not every store supports."""
-        needs: list[NeedyOption] = [] if self.result is None else ["result="]
-        if self.unique is not None:
-            needs += needs_of(self.unique)
-        return needs if self.max_tries is not None else [*needs, "max_tries=None"]
+        return needs_of(self.unique, self.max_tries, self.result)
 
 
-def needs_of(unique: Unique) -> list[NeedyOption]:
-    """Return the options of a unique key that not every store supports."""
-    needs: list[NeedyOption] = ["unique="]
-    if unique.replaces:
-        needs.append("unique=Unique(again=...)")
-    if unique.scope == "app":
-        needs.append('unique=Unique(scope="app")')
-    return needs
+def needs_of(unique: Unique | None, max_tries: int | msgspec.UnsetType | None, result: Any) -> list[NeedyOption]:
+    """Return which options of a task or of a call not every store supports. What is unset counts as not given."""
+    needs: list[NeedyOption] = [] if result is None or result is msgspec.UNSET else ["result="]
+    if unique is not None:
+        needs.append("unique=")
+        if unique.replaces:
+            needs.append("unique=Unique(again=...)")
+        if unique.scope == "app":
+            needs.append('unique=Unique(scope="app")')
+    return needs if max_tries is not None else [*needs, "max_tries=None"]
 
 
 def check_max_tries(given: Any) -> int | None:

@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 
 from qworker.errors import InvalidArguments, UsageError
+from qworker.names import MOST_KEY
 from qworker.unique import Unique
 
 __all__ = ["check_by", "key_by"]
-
-# Bytes of the longest unique key.
-_MOST = 255
 
 
 def check_by(task: str, parameters: Sequence[str], unique: Unique | None) -> None:
@@ -43,6 +41,6 @@ def key_by(task: str, names: Sequence[str], values: Sequence[Any]) -> str:
     except (TypeError, ValueError) as error:
         raise InvalidArguments(f"task {task!r}: the values of the unique key cannot be encoded: {error}") from error
     key = f"{task}({','.join(parts)})"
-    if len(key.encode()) <= _MOST:
+    if len(key.encode()) <= MOST_KEY:
         return key
     return f"sha256-{hashlib.sha256(key.encode()).hexdigest()}"

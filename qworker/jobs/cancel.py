@@ -28,7 +28,7 @@ from qworker.cell import Cell, CellOp
 from qworker.errors import NotSupported, QueueNotFound, UsageError
 from qworker.failure_text import CANCELLED, cancelled_text
 from qworker.jobs.look import find_messages
-from qworker.jobs.records import CANCELS, StoredResult, put_result
+from qworker.jobs.records import CANCELS, StoredResult, put_result, rank_of
 from qworker.jobs.source import JobSource
 from qworker.message import Cancelled, Selection, State, StoredMessage
 
@@ -188,7 +188,7 @@ async def _follow(
         if isinstance(opened.result, (int, float)):
             result = StoredResult("cancelled", text=text, code=CANCELLED, finished_at=time.time())
             # One more than twice the token: a late result of the same delivery does not replace it.
-            ops.append(put_result(cancelled.id, 2 * cancelled.token + 1, result, opened.result))
+            ops.append(put_result(cancelled.id, rank_of(cancelled.token) + 1, result, opened.result))
     if is_known:
         ops.append(CellOp("delete", cell, cell.version))
     elif request.token is None:

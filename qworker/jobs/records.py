@@ -32,6 +32,7 @@ __all__ = [
     "put_progress",
     "put_result",
     "put_wait",
+    "rank_of",
     "read_progress",
     "read_result",
     "read_wait",
@@ -157,6 +158,11 @@ def put_progress(message_id: str, rank: int, progress: StoredProgress, ttl: floa
 def delete_progress(message_id: str) -> CellOp:
     """Return the operation that deletes the progress of a job."""
     return CellOp("delete", Cell(PROGRESS, message_id))
+
+
+def rank_of(token: int) -> int:
+    """Return the rank of what the holder of a lease stores. That of a cancel of this delivery is one more."""
+    return 2 * token
 
 
 def put_wait(message_id: str, rank: int, job: AwaitedJob) -> CellOp:

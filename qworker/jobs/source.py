@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -46,7 +46,7 @@ class JobApp(Protocol):
         """Return the backend of this event loop."""
         ...
 
-    def _check_store(self, task: str, option: NeedyOption) -> None: ...
+    def _check_store(self, task: str, needs: Sequence[NeedyOption]) -> None: ...
 
     def _failure_report(self, task: str, message: Message, code: Literal["cancelled"], error: str) -> Report | None: ...
 

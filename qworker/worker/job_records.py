@@ -25,6 +25,7 @@ from qworker.jobs.records import (
     delete_progress,
     put_progress,
     put_result,
+    rank_of,
 )
 from qworker.logs import WorkerLog, one_line
 from qworker.message import SettleAction, Settlement
@@ -105,7 +106,7 @@ class JobRecords:
         if ttl and settlement is not None:
             result = self._end_of(delivery, settlement)
             if result is not None:
-                ops.append(put_result(message_id, _rank(delivery), result, ttl))
+                ops.append(put_result(message_id, rank_of(delivery.lease.token), result, ttl))
                 ends.append((delivery, result.state))
         if delivery.progress is not None:
             ops.append(self._put(delivery, ttl) if ttl else delete_progress(message_id))
@@ -188,8 +189,4 @@ class JobRecords:
         progress = delivery.progress
         assert progress is not None
         stored = StoredProgress(progress, self._started_at(delivery))
-        return put_progress(delivery.lease.message.id, _rank(delivery), stored, ttl)
-
-
-def _rank(delivery: Delivery) -> int:
-    return 2 * delivery.lease.token
+        return put_progress(delivery.lease.message.id, rank_of(delivery.lease.token), stored, ttl)

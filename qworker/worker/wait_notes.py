@@ -10,7 +10,7 @@ import asyncio
 from collections import defaultdict
 
 from qworker.cell import CellOp
-from qworker.jobs.records import WAITS_NOTED_EVERY, delete_wait, put_wait
+from qworker.jobs.records import WAITS_NOTED_EVERY, delete_wait, put_wait, rank_of
 from qworker.worker.delivery import Delivery
 from qworker.worker.outage import BACKEND_ERRORS
 from qworker.worker.state import WorkerState
@@ -65,7 +65,7 @@ class WaitNotes:
         ops: defaultdict[str, list[CellOp]] = defaultdict(list)
         for one in due:
             message = one.lease.message
-            ops[message.queue].append(put_wait(message.id, 2 * one.lease.token, one.waits_for))
+            ops[message.queue].append(put_wait(message.id, rank_of(one.lease.token), one.waits_for))
         for one in over:
             message = one.lease.message
             ops[message.queue].append(delete_wait(message.id))
