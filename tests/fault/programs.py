@@ -168,7 +168,7 @@ async def contend(url: str, ledger: Ledger) -> None:
     while True:
         (stored,) = await backend.publish(QUEUE, [Draft(body=b"x", unique_key="k")])
         ledger.write("acked", stored)
-        await backend.wait(["idle"], 0.05)
+        await backend.wait(["idle"], 0.2)
 
 
 def make_tasks(url: str, ledger: Ledger) -> Tasks:
