@@ -104,7 +104,7 @@ def functions(file: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
 def stores(name: str, known: dict[str, ast.FunctionDef | ast.AsyncFunctionDef]) -> Iterator[str]:
     """The texts in the parameters of a test or fixture, and in those of the fixtures that it takes."""
     for decorator in known[name].decorator_list:
-        yield from (node.value for node in ast.walk(decorator) if isinstance(node, ast.Constant))
+        yield from (str(node.value) for node in ast.walk(decorator) if isinstance(node, ast.Constant))
     for argument in known[name].args.args:
         if argument.arg in known:
             yield from stores(argument.arg, known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ async def test_the_class_of_an_error_decides_whether_its_message_runs_again(task
 
 
 async def test_an_unlimited_task_runs_until_it_succeeds(tasks: Tasks) -> None:
-    attempts = []
+    attempts: list[int] = []
 
     @tasks.task(max_tries=None, retry=Backoff(initial=0.0))
     async def work(ctx: Context) -> None:
@@ -64,7 +65,7 @@ async def test_typed_values_arrive_as_they_were_sent_and_others_are_refused(task
 
 
 async def test_a_schedule_ticks_without_another_process(tasks: Tasks) -> None:
-    ticks = []
+    ticks: list[datetime | None] = []
 
     @tasks.every(1)
     @tasks.task
