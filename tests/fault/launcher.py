@@ -19,11 +19,12 @@ import os
 import signal
 import sys
 import traceback
+from typing import Any
 
 from tests.fault import programs
 
 
-def _start(request: dict) -> int:
+def _start(request: dict[str, Any]) -> int:
     child = os.fork()
     if child:
         return child
