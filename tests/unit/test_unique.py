@@ -119,7 +119,6 @@ def test_options_without_a_key_are_refused(tasks: Tasks) -> None:
     ("url", "unique", "text"),
     [
         ("sq:///nowhere", Unique(key="k"), "sq: does not support unique keys"),
-        ("file:///nowhere", Unique(key="k", again="replace"), "file: does not support that a waiting call is replaced"),
         (
             "redis://nowhere.invalid/0",
             Unique(key="k", scope="app"),
