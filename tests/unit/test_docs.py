@@ -44,10 +44,12 @@ BESIDE = {"docs/howto/services.md": "examples/django_service"} | {
 INSTALL = {"docs/howto/backend.md"}
 # Pages whose Python needs Spark: tests/spark runs it.
 SPARK = "docs/pipeline/"
+# Pages whose Python needs other task queues: tests/e2e/test_coming_from.py runs it.
+PEERS = "docs/coming-from/"
 # Programs of others.
 _PROGRAMS = """
-. apt-get cat convert-to-thumbnail cp curl docker echo find flask hostname kubectl ls mv openssl pip pkill printf pytest
-rfq rm sed seq sh spark-submit uvicorn
+. apt-get arq cat celery convert-to-thumbnail cp curl docker dramatiq echo find flask hostname huey_consumer kubectl
+ls mv openssl pip pkill printf pytest redis-cli rfq rm rq sed seq sh spark-submit uvicorn
 """
 PROGRAMS = set(_PROGRAMS.split())
 # Commands of qworker that end by themselves, and need nothing but a store: they are run.
@@ -120,7 +122,7 @@ class Reader:
     def _python(self, block: Block) -> None:
         assert block.file is not None, "a Python block begins with `# NAME.py`, because it is run as that file"
         compile((self.folder / block.file).read_text(), block.file, "exec", dont_inherit=True)
-        if not self.page.startswith(SPARK):
+        if not self.page.startswith((SPARK, PEERS)):
             module = block.file.removesuffix(".py").replace("/", ".")
             first = DJANGO if (self.folder / "manage.py").exists() else ""
             python = shutil.which("python", path=self.environment["PATH"])
