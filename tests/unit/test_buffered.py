@@ -4,11 +4,14 @@ import asyncio
 import contextvars
 import threading
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from qworker import Buffered, Call, Draft, Retry, State, Tasks, Unique
-from qworker.backend import Backend
+from qworker import Buffered, Call, Draft, Job, Retry, State, Task, Tasks, Unique
 from qworker.backend.listing import list_messages
 from qworker.errors import (
     AlreadyEnqueued,
@@ -26,11 +29,11 @@ from tests.unit.conftest import App
 
 
 @pytest.fixture(params=["memory", "file"])
-def url(request: pytest.FixtureRequest, tmp_path) -> str:
-    return f"memory://{request.node.name}" if request.param == "memory" else f"file://{tmp_path}/spool?sync=off"
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"memory://{tmp_path.name}" if request.param == "memory" else f"file://{tmp_path}/spool?sync=off"
 
 
-async def stored(tasks: Tasks, queue: str = "default") -> list[str]:
+async def stored(tasks: Tasks[Any], queue: str = "default") -> list[str]:
     """The arguments of the waiting calls of a queue, in their order."""
     backend = await tasks.backend()
     if queue not in await backend.queues():
@@ -39,7 +42,7 @@ async def stored(tasks: Tasks, queue: str = "default") -> list[str]:
     return [message.message.body.decode().split('"args":[')[1][0] for message in found]
 
 
-def add_tasks(tasks: Tasks):
+def add_tasks(tasks: Tasks[Any]) -> tuple[Task[[int], int], Task[[int], None]]:
     @tasks.task
     def work(number: int) -> int:
         return number
@@ -50,15 +53,15 @@ def add_tasks(tasks: Tasks):
     return work, mail
 
 
-async def test_calls_are_sent_in_few_batches_when_the_block_ends(url, monkeypatch):
-    tasks = Tasks(url)
+async def test_calls_are_sent_in_few_batches_when_the_block_ends(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks: Tasks[Any] = Tasks(url)
     work, mail = add_tasks(tasks)
-    batches = Counter()
+    batches: Counter[str] = Counter()
     async with tasks.buffered():
         backend = await tasks.backend()
         publish = type(backend).publish
 
-        async def counted(self, queue, drafts):
+        async def counted(self: Any, queue: str, drafts: Sequence[Draft]) -> list[str]:
             batches[queue] += 1
             return await publish(self, queue, drafts)
 
@@ -76,8 +79,8 @@ async def test_calls_are_sent_in_few_batches_when_the_block_ends(url, monkeypatc
     assert batches["default"] == 2
 
 
-def test_the_synchronous_block_does_the_same_for_code_without_an_event_loop(url):
-    tasks = Tasks(url)
+def test_the_synchronous_block_does_the_same_for_code_without_an_event_loop(url: str) -> None:
+    tasks: Tasks[Any] = Tasks(url)
     work, mail = add_tasks(tasks)
     with tasks.buffered_sync():
         jobs = [work.enqueue_sync(1), mail.enqueue_sync(2), *tasks.enqueue_many_sync([work.call(3)])]
@@ -86,7 +89,7 @@ def test_the_synchronous_block_does_the_same_for_code_without_an_event_loop(url)
 
 
 @pytest.mark.parametrize("error", [KeyError, asyncio.CancelledError, Retry])
-async def test_an_exception_drops_the_calls_of_its_block_and_no_other(error):
+async def test_an_exception_drops_the_calls_of_its_block_and_no_other(error: type[BaseException]) -> None:
     app = App()
     work, _ = add_tasks(app)
 
@@ -108,7 +111,7 @@ async def test_an_exception_drops_the_calls_of_its_block_and_no_other(error):
     assert await stored(app) == ["1", "3"]
 
 
-async def test_a_block_takes_the_calls_of_its_app_only():
+async def test_a_block_takes_the_calls_of_its_app_only() -> None:
     app, other, library = App(), App(), Tasks()
     (work, _), (foreign, _), (included, _) = add_tasks(app), add_tasks(other), add_tasks(library)
     app.include(library, prefix="lib.")
@@ -124,7 +127,7 @@ async def test_a_block_takes_the_calls_of_its_app_only():
         assert (len(await stored(app)), len(await stored(other))) == (2, 2)
 
 
-async def test_tasks_and_threads_that_copy_the_context_belong_to_the_block_until_it_ends():
+async def test_tasks_and_threads_that_copy_the_context_belong_to_the_block_until_it_ends() -> None:
     app = App()
     work, _ = add_tasks(app)
     ended = asyncio.Event()
@@ -150,7 +153,7 @@ async def test_tasks_and_threads_that_copy_the_context_belong_to_the_block_until
     assert Counter(await stored(app)) == Counter("913245")
 
 
-async def test_no_call_is_lost_that_another_thread_makes_while_its_block_ends():
+async def test_no_call_is_lost_that_another_thread_makes_while_its_block_ends() -> None:
     app = App()
     work, _ = add_tasks(app)
     for _ in range(20):
@@ -168,11 +171,11 @@ async def test_no_call_is_lost_that_another_thread_makes_while_its_block_ends():
 
 
 @pytest.mark.parametrize("again", ["keep", "replace", "error"])
-async def test_the_job_of_a_key_that_another_call_has_becomes_that_call(again):
+async def test_the_job_of_a_key_that_another_call_has_becomes_that_call(again: Any) -> None:
     app = App()
     work, _ = add_tasks(app)
     first = await work.using(unique_key="k").enqueue(1)
-    jobs = []
+    jobs: list[Job[Any]] = []
 
     async def enqueue() -> None:
         async with app.buffered():
@@ -191,33 +194,35 @@ async def test_the_job_of_a_key_that_another_call_has_becomes_that_call(again):
     assert await stored(app) == {"keep": ["1", "2"], "replace": ["3", "2"], "error": ["1", "2"]}[again]
 
 
-async def test_a_call_that_the_store_would_refuse_is_refused_when_it_is_made(tmp_path):
-    for url, refused, reason in [
-        ("memory:?max_body=100", lambda task: task.enqueue("x" * 100), "more than max_body=100"),
-        (f"file://{tmp_path}?max_body=100", lambda task: task.enqueue("x" * 100), "more than max_body=100"),
-        (f"vsqs://{tmp_path}", lambda task: task.enqueue("x"), "vsqs: does not support calls that are sent later"),
-        (f"sq://{tmp_path}", lambda task: task.using(priority=1).enqueue("x"), "sq: does not support priorities"),
-        ("memory://arguments", lambda task: task.enqueue("x", "y"), "too many positional arguments"),
-    ]:
-        for is_test in (False, True):
-            tasks = Tasks(url)
+@pytest.mark.parametrize("place", ["own", "in_memory"])
+@pytest.mark.parametrize(
+    ("store", "options", "arguments", "reason"),
+    [
+        ("memory:?max_body=100", {}, ["x" * 100], "more than max_body=100"),
+        ("file://.?max_body=100", {}, ["x" * 100], "more than max_body=100"),
+        ("vsqs://.", {}, ["x"], "vsqs: does not support calls that are sent later"),
+        ("mq://.", {"id": "order-1"}, ["x"], "mq: does not support given ids"),
+        ("sq://.", {"priority": 1}, ["x"], "sq: does not support priorities"),
+        ("memory:", {}, ["x", "y"], "too many positional arguments"),
+    ],
+)
+async def test_a_call_that_the_store_would_refuse_is_refused_when_it_is_made(
+    store: str, options: dict[str, Any], arguments: list[Any], reason: str, place: str
+) -> None:
+    tasks: Tasks[Any] = Tasks(store)
 
-            @tasks.task
-            def work(text: str) -> None: ...
+    @tasks.task
+    def work(text: str) -> None: ...
 
-            async def call(tasks=tasks, work=work, refused=refused, reason=reason) -> None:
-                async with tasks.buffered():
-                    with pytest.raises((MessageTooLarge, NotSupported, InvalidArguments), match=reason):
-                        await refused(work)
-
-            if is_test:
-                with in_memory(tasks):
-                    await call()
-            else:
-                await call()
+    with in_memory(tasks) if place == "in_memory" else nullcontext():
+        async with tasks.buffered():
+            with pytest.raises((MessageTooLarge, NotSupported, InvalidArguments), match=reason):
+                await work.using(**options).enqueue(*arguments)
 
 
-async def test_a_store_that_fails_at_the_end_stops_no_other_call_and_the_error_names_each(monkeypatch):
+async def test_a_store_that_fails_at_the_end_stops_no_other_call_and_the_error_names_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     app = App()
     work, mail = add_tasks(app)
 
@@ -227,13 +232,13 @@ async def test_a_store_that_fails_at_the_end_stops_no_other_call_and_the_error_n
     publish = type(await app.backend()).publish
     failing = {"default": QueueFull("no room"), "mail": BackendUnavailable("no answer")}
 
-    async def fail(self: Backend, queue: str, drafts: list[Draft]) -> list[str]:
+    async def fail(self: Any, queue: str, drafts: Sequence[Draft]) -> list[str]:
         if queue in failing:
             raise failing[queue]
         return await publish(self, queue, drafts)
 
     monkeypatch.setattr(type(await app.backend()), "publish", fail)
-    jobs = []
+    jobs: list[Job[Any]] = []
     with pytest.raises(EnqueueFailed) as raised:
         async with app.buffered():
             jobs += await app.enqueue_many([work.call(1), mail.call(2), sms.call(3), work.using(id="4").call(4)])
@@ -250,7 +255,7 @@ async def test_a_store_that_fails_at_the_end_stops_no_other_call_and_the_error_n
     assert [await stored(app, queue) for queue in ("default", "mail", "sms")] == [["1", "4"], ["2"], ["3"]]
 
 
-async def test_the_synchronous_block_is_refused_at_its_start_in_a_running_loop():
+async def test_the_synchronous_block_is_refused_at_its_start_in_a_running_loop() -> None:
     app = App()
     work, _ = add_tasks(app)
     with pytest.raises(UsageError, match=r"use `async with tasks.buffered\(\)`"), app.buffered_sync():
@@ -261,10 +266,12 @@ async def test_the_synchronous_block_is_refused_at_its_start_in_a_running_loop()
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_the_hook_sends_the_calls_of_an_attempt_before_the_ack_and_drops_those_of_one_that_fails(kind):
+async def test_the_hook_sends_the_calls_of_an_attempt_before_the_ack_and_drops_those_of_one_that_fails(
+    kind: str,
+) -> None:
     app = App(hooks=[Buffered()])
     work, _ = add_tasks(app)
-    seen = []
+    seen: list[Job[Any]] = []
 
     def fan_out() -> None:
         seen.append(work.enqueue_sync(len(seen)))
@@ -284,13 +291,13 @@ async def test_the_hook_sends_the_calls_of_an_attempt_before_the_ack_and_drops_t
     assert await stored(app) == ["1"]
 
 
-async def test_the_publishing_hooks_and_headers_of_a_buffered_call_run_once():
+async def test_the_publishing_hooks_and_headers_of_a_buffered_call_run_once() -> None:
     class Tenant(Buffered):
         def publishing(self, call: Call) -> Call:
             seen.append(call.task)
             return call.with_headers({"tenant": "acme"})
 
-    seen = []
+    seen: list[str] = []
     app = App(hooks=[Tenant()])
     work, _ = add_tasks(app)
     async with app.buffered():
