@@ -342,7 +342,7 @@ def every_command(group: click.Group, context: click.Context, prefix: str = "") 
 
 def test_every_command_and_every_option_that_prose_names_exists() -> None:
     known = dict(every_command(cli, click.Context(cli), "qworker "))
-    wrong, found = [], 0
+    wrong, found = list[str](), 0
     for page in pages():
         prose = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
         for span in re.findall(r"`(qworker [a-z][^`]*)`", prose):
@@ -350,9 +350,8 @@ def test_every_command_and_every_option_that_prose_names_exists() -> None:
             command = None if name is None else known[name]
             if isinstance(command, click.Group):
                 continue
-            options = (
-                set() if command is None else {option for p in command.params for option in p.opts + p.secondary_opts}
-            )
+            params = [] if command is None else command.params
+            options = {option for param in params for option in param.opts + param.secondary_opts}
             asked = set(re.findall(r"(?<=[ \[])--[\w-]+", span))
             if command is None or asked - options - {"--help"}:
                 wrong.append(f"{page}: `{span}`")
