@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest_asyncio
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.names import new_id
+from qworker.testing import wait_until
 from qworker.testing.clock import FakeClock
 from qworker_file import FileBackend
 from qworker_file.id_index import clean_up_index
@@ -27,6 +29,9 @@ from qworker_file.names import (
     hold_name,
     index_name,
     item_name,
+    key_link_name,
+    key_mark,
+    key_record_name,
     may_lack_link,
     parse_id,
     parse_item,
@@ -324,6 +329,46 @@ async def test_backups_in_the_middle_of_publishes_lose_and_repeat_nothing(root: 
 
     await asyncio.gather(work(), back_up(), *map(publish, runs))
     assert min(runs.values()) >= 2
+
+
+# -- publishers at the same time ---------------------------------------------------------------------------------------
+
+
+async def test_publishers_of_the_same_ids_under_different_keys_do_not_wait_for_each_other(
+    root: Path, backend: FileBackend
+) -> None:
+    """Each of them has one of the ids if a third one delays both in the middle of their batches."""
+    keys = sorted(map(str, range(6)), key=lambda key: key_link_name(key_mark(key, started=False)))
+    first, second = (
+        [Draft(body=b"", id=draft_id, unique_key=key) for draft_id, key in zip(ids, some, strict=True)]
+        for ids, some in ((["x", "xx", "y"], keys[:3]), (["y", "xx", "x"], keys[3:]))
+    )
+    names, busy = root / "q" / "names", root / "q" / "tmp" / "_20260101000000_000000001_1_host_0"
+    with busy.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.link(busy, names / index_name("xx"))
+        calls = [asyncio.create_task(backend.publish("q", drafts)) for drafts in (first, second)]
+        await wait_until(lambda: {index_name("x"), index_name("y")} & set(os.listdir(names)))
+        busy.unlink()
+    done, waiting = await asyncio.wait(calls, timeout=5.0)
+    for call in waiting:
+        call.cancel()
+    assert [sorted(call.result()) for call in done] == [["x", "xx", "y"]] * 2
+    assert await count(backend) == 3
+
+
+async def test_a_key_that_an_earlier_message_with_the_same_id_has_left_keeps_no_publisher_waiting(
+    forgetful: FileBackend,
+) -> None:
+    await forgetful.publish("q", [Draft(body=b"", id=ID, unique_key="old")])
+    await end(forgetful, SettleAction.FAIL_PERM)
+    await forgetful.remove("q", Selection(ids=[ID]))
+    names = files_of(forgetful).names
+    mark = key_mark("old", started=False)
+    os.symlink(ID, key_link_name(mark), dir_fd=names)
+    os.symlink("old", key_record_name(ID), dir_fd=names)
+    drafts = [Draft(body=b"", id=ID), Draft(body=b"", id="new", unique_key="old")]
+    assert await asyncio.wait_for(forgetful.publish("q", drafts), 5.0) == [ID, "new"]
 
 
 # -- holds -------------------------------------------------------------------------------------------------------------
