@@ -7,8 +7,9 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,7 +20,9 @@ from qworker.names import new_id
 from qworker.testing import wait_until
 from qworker.testing.clock import FakeClock
 from qworker_file import FileBackend
+from qworker_file.holds import is_held, keep_hold
 from qworker_file.id_index import clean_up_index
+from qworker_file.id_place import replace_link
 from qworker_file.layout import QueueDir
 from qworker_file.names import (
     MAX_OWN,
@@ -404,6 +407,34 @@ async def test_a_longer_hold_replaces_a_shorter_one(root: Path, forgetful: FileB
     await forgetful.publish("q", [HELD])
     await end(forgetful, SettleAction.ACK)
     assert int(os.readlink(root / "q" / "names" / hold_name(ID))) >= int(first) + 61_000
+
+
+@pytest.mark.parametrize("step", range(7))
+@pytest.mark.parametrize("earlier", [None, "1", "-1"], ids=str)
+async def test_a_lease_leaves_a_hold_free_that_was_freed_meanwhile(
+    backend: FileBackend, monkeypatch: pytest.MonkeyPatch, step: int, earlier: str | None
+) -> None:
+    """Whether there is a shorter hold of an earlier message, and before whichever step it is freed."""
+    files, name, item = files_of(backend), hold_name(ID), f"_{stem_for(ID, new_id(), 2000)}_0"
+    if earlier is not None:
+        os.symlink(earlier, name, dir_fd=files.names)
+    steps = iter(range(step))
+    freed: list[str] = []
+
+    def free_before(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            if next(steps, None) is None and not freed:
+                freed.append(name)
+                replace_link(files, "-2000", name)
+            return call(*args, **options)
+
+        return wrapped
+
+    for call in ("readlink", "symlink", "rename", "unlink"):
+        monkeypatch.setattr(os, call, free_before(getattr(os, call)))
+    keep_hold(files, item, now=1.0)
+    monkeypatch.undo()
+    assert is_held(files, ID, now=1.0) is not bool(freed)
 
 
 async def test_holds_that_have_ended_are_removed(root: Path, forgetful: FileBackend) -> None:
