@@ -288,6 +288,9 @@ async def test_rows_may_be_due_later(native: Store) -> None:
 
 async def test_priorities_and_pending_keys_count_at_the_commit(tmp_path: Path, redis: RedisServer) -> None:
     async with opened("redis", tmp_path, redis) as store:
+        with redis.client() as client:
+            # An older release can have left the key of a message that is gone.
+            client.hset("{qworker:q}:keys", "k", "gone")
         writer = store.writer()
         batch = [
             Draft(body=b"low", unique_key="k"),
