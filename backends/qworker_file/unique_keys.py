@@ -19,7 +19,16 @@ from qworker.message import Draft
 from qworker.unique import Unique
 from qworker_file.id_place import Located, is_unchanged, item_at, read_status, recorded_place, replace_link
 from qworker_file.layout import QueueDir
-from qworker_file.names import given_id, has_key, key_letters, key_link_name, key_mark, key_record_name, mark_in, without_letters
+from qworker_file.names import (
+    given_id,
+    has_key,
+    key_letters,
+    key_link_name,
+    key_mark,
+    key_record_name,
+    mark_in,
+    without_letters,
+)
 
 __all__ = ["Holder", "free_key", "give_key", "holder_of", "is_key_left", "keep_key", "key_of", "make_mark", "state_of"]
 
