@@ -55,8 +55,8 @@ def keep_hold(files: QueueDir, item: str, now: float) -> None:
 def _remove_shorter(files: QueueDir, end_ms: int, target: str) -> None:
     """Remove the hold of an earlier message with this id.
 
-    It is moved away first, because only then it does not change. A process that dies in between leaves no hold: the next
-    lease makes it, and the message has its id anyway.
+    It is moved away first, because only then it does not change. A process that dies in between leaves no hold: the
+    next lease makes it, and the message has its id anyway.
     """
     moved = f"{target}.{secrets.token_hex(4)}"
     try:

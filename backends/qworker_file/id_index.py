@@ -265,7 +265,8 @@ class _Reservation:
     def reserve_key(self, plan: Plan) -> bool:
         """Take the key of a message, or find which other one has it. False: that one must be located first."""
         message_id = plan.given_id
-        assert message_id is not None and plan.unique_key is not None
+        assert message_id is not None
+        assert plan.unique_key is not None
         if self.found.has(message_id):
             return True
         name = key_link_name(plan.key_mark)

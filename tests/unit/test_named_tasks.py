@@ -319,7 +319,7 @@ def test_an_include_that_is_refused_leaves_tasks_schedules_and_imports_as_they_w
     assert (sorted(lib.registered_tasks), list(lib.raw_handlers)) == (["plain", "take_report"], ["raw"])
     assert list(lib.schedules.in_code) == (["plain"] if app.hooks else [])
     assert (app.registered_tasks, app.raw_handlers, app.schedules.in_code, app.imports) == ({}, {}, {}, ())
-    assert plain.belongs_to(lib) and plain.name == "plain"
+    assert (plain.belongs_to(lib), plain.name) == (True, "plain")
 
 
 def test_what_include_cannot_move_is_refused(tasks):
