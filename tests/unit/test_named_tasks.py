@@ -57,9 +57,6 @@ def nothing() -> None: ...
 def take(message: Any) -> None: ...
 
 
-async def take_report(failed: FailedCall) -> None: ...
-
-
 # -- by name ---------------------------------------------------------------------------------------------------------
 
 
@@ -293,33 +290,6 @@ def test_an_include_that_is_not_possible_moves_nothing(tasks):
     assert (clean.name, lib["clean"], list(tasks.registered_tasks)) == ("clean", clean, ["clean"])
     tasks.include(lib, prefix="lib.")
     assert sorted(tasks.raw_handlers) == ["a", "b"]
-
-
-class OnlyAround(Hook):
-    async def around(self, attempt, go):
-        return await go()
-
-
-@pytest.mark.parametrize(
-    ("app", "text"),
-    [
-        (Tasks(hooks=[OnlyAround()]), "task 'lib.plain' is a plain function, and hook OnlyAround has only around"),
-        (Tasks("mq:/nowhere"), "task 'lib.plain': on_failure needs holds, which mq: does not support"),
-    ],
-    ids=["hook", "on_failure"],
-)
-def test_an_include_that_is_refused_leaves_tasks_schedules_and_imports_as_they_were(app, text):
-    lib = Tasks(imports=["shop.tasks"])
-    lib.raw_handler(queue="raw")(take)
-    report = lib.task(take_report)
-    plain = lib.task(name="plain", on_failure=None if app.hooks else report)(nothing)
-    if app.hooks:
-        lib.every(60)(plain)
-    assert text in refusal(lambda: app.include(lib, prefix="lib."))
-    assert (sorted(lib.registered_tasks), list(lib.raw_handlers)) == (["plain", "take_report"], ["raw"])
-    assert list(lib.schedules.in_code) == (["plain"] if app.hooks else [])
-    assert (app.registered_tasks, app.raw_handlers, app.schedules.in_code, app.imports) == ({}, {}, {}, ())
-    assert (plain.belongs_to(lib), plain.name) == (True, "plain")
 
 
 def test_what_include_cannot_move_is_refused(tasks):
