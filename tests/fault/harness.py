@@ -68,6 +68,10 @@ class Launcher:
         """Kill a program that was started; its exit status, negative if it was not over already."""
         return self._ask(do="kill", child=child)
 
+    def load(self, module: str) -> None:
+        """Import a module once for all programs that are started later."""
+        self._ask(do="load", module=module)
+
     def _ask(self, **request: object) -> int:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None

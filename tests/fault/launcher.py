@@ -5,6 +5,7 @@ Runs with the shim preloaded. Reads one JSON request a line and answers each wit
     {"do": "run", "arguments": [...], "fault": [mode, errno, when, every, kinds] | null}    the exit status
     {"do": "start", "arguments": [...], "fault": ...}                                       the child's process id
     {"do": "kill", "child": process id}                                                     the exit status
+    {"do": "load", "module": name}                       0, after the import, which no program has to repeat then
 
 An exit status is negative for a signal.
 """
@@ -12,16 +13,18 @@ An exit status is negative for a signal.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
 import sys
 import traceback
+from typing import Any
 
 from tests.fault import programs
 
 
-def _start(request: dict) -> int:
+def _start(request: dict[str, Any]) -> int:
     child = os.fork()
     if child:
         return child
@@ -63,6 +66,9 @@ def main() -> None:
                 answer = _start(request)
             case "kill":
                 answer = _kill(request["child"])
+            case "load":
+                importlib.import_module(request["module"])
+                answer = 0
             case unknown:
                 raise SystemExit(f"unknown request {unknown}")
         print(answer, file=answers, flush=True)

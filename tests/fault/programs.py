@@ -29,8 +29,10 @@ from pathlib import Path
 
 import qworker.bulk
 from qworker import Context, Draft, Message, Tasks
+from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
+from qworker.bulk.contract import StagedPartition
 from qworker.cell import Cell, CellAction, CellOp
 from qworker.errors import BackendError
 from qworker.message import Query, Selection, SettleAction, Settlement, State, StoredMessage
@@ -89,7 +91,7 @@ async def hold(url: str, ledger: Ledger, count: int) -> None:
     await backend.aclose()
 
 
-async def _until_stored(backend, drafts: list[Draft], ledger: Ledger) -> None:
+async def _until_stored(backend: Backend, drafts: list[Draft], ledger: Ledger) -> None:
     await _until_done(lambda: backend.publish(QUEUE, drafts), ledger)
 
 
@@ -137,7 +139,7 @@ async def cells(url: str, ledger: Ledger, first: int) -> None:
     await backend.aclose()
 
 
-async def make_change(backend, number: int, do: CellAction, name: str, only: str | None) -> None:
+async def make_change(backend: Backend, number: int, do: CellAction, name: str, only: str | None) -> None:
     """Make one change."""
     if only == "current":
         (found,) = await backend.cells(QUEUE, [CellOp("get", Cell("g", name))])
@@ -148,18 +150,24 @@ async def make_change(backend, number: int, do: CellAction, name: str, only: str
 async def unique(url: str, ledger: Ledger) -> None:
     """Let a message with a unique key end in each way, and publish the key again in between."""
     backend = open_backend(url)
-    for number, how in enumerate((SettleAction.ACK, SettleAction.FAIL_PERM)):
-        draft = Draft(body=b"%d" % number, unique_key="k", unique=Unique(until="started") if number else None)
-        ledger.write("attempted", number)
-        (stored,) = await backend.publish(QUEUE, [draft])
-        assert await backend.publish(QUEUE, [draft]) == [stored]
-        ledger.write("acked", number)
-        leases = await backend.lease(QUEUE, 10, VISIBILITY)
-        await backend.settle([Settlement(lease=lease, action=how) for lease in leases])
+    await _end_with_key(backend, ledger, 0, SettleAction.ACK, None)
+    started = Unique(until="started")
+    stored = await _end_with_key(backend, ledger, 1, SettleAction.FAIL_PERM, started)
     await backend.requeue(QUEUE, Selection(state=State.FAILED))
-    assert await backend.publish(QUEUE, [draft]) == [stored]
+    assert await backend.publish(QUEUE, [Draft(body=b"1", unique_key="k", unique=started)]) == [stored]
     await backend.cancel(QUEUE, Selection(ids=[stored]))
     await backend.aclose()
+
+
+async def _end_with_key(backend: Backend, ledger: Ledger, number: int, how: SettleAction, unique: Unique | None) -> str:
+    draft = Draft(body=b"%d" % number, unique_key="k", unique=unique)
+    ledger.write("attempted", number)
+    (stored,) = await backend.publish(QUEUE, [draft])
+    assert await backend.publish(QUEUE, [draft]) == [stored]
+    ledger.write("acked", number)
+    leases = await backend.lease(QUEUE, 10, VISIBILITY)
+    await backend.settle([Settlement(lease=lease, action=how) for lease in leases])
+    return stored
 
 
 async def contend(url: str, ledger: Ledger) -> None:
@@ -168,7 +176,7 @@ async def contend(url: str, ledger: Ledger) -> None:
     while True:
         (stored,) = await backend.publish(QUEUE, [Draft(body=b"x", unique_key="k")])
         ledger.write("acked", stored)
-        await backend.wait(["idle"], 0.05)
+        await backend.wait(["idle"], 0.2)
 
 
 def make_tasks(url: str, ledger: Ledger) -> Tasks:
@@ -230,7 +238,7 @@ async def cancel(url: str, ledger: Ledger) -> None:
     await holder.aclose()
 
 
-async def _list(backend, state: State) -> list[StoredMessage]:
+async def _list(backend: Backend, state: State) -> list[StoredMessage]:
     return await list_messages(backend, QUEUE, Query(state))
 
 
@@ -238,13 +246,12 @@ async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
     """One run of the job `bulk`: every partition is staged twice, as by a retry, and one attempt of each counts."""
     backend = open_backend(url)
     writer = qworker.bulk.open(backend, QUEUE, "bulk")
-    run, staged = secrets.token_hex(4), []
+    run, staged = secrets.token_hex(4), list[StagedPartition]()
     if await writer.done(0) is None and await writer.sealed(0) is None:
         for part in range(parts):
             drafts = [Draft(body=f"{part}.{row}".encode()) for row in range(rows)]
-            for attempt in ("lost", "won"):
-                done = await writer.stage(run, part, attempt, [drafts])
-            staged.append(done)
+            await writer.stage(run, part, "lost", [drafts])
+            staged.append(await writer.stage(run, part, "won", [drafts]))
     await writer.commit(0, staged)
     ledger.write("committed", run)
     await backend.aclose()
