@@ -16,6 +16,7 @@ Job           an enqueued call: `await job.result()`, `job.status()`, `job.progr
 Status        what is known about a job at one moment
 Progress      what a handler has reported with `context.progress(...)`
 Call          a call that is not enqueued yet, for `tasks.enqueue_many`
+Buffered      a hook: calls of a handler are sent when it has returned
 Hook          code around handlers: `Tasks(hooks=[...])`, `@tasks.task(hooks=[...])`
 Attempt       one run of a handler, as its hooks see it
 provide       the default of a parameter that the worker fills
@@ -44,6 +45,7 @@ A first app:
 from __future__ import annotations
 
 from qworker.app import Tasks
+from qworker.attempt.buffered import Buffered
 from qworker.attempt.hooks import Attempt, Hook
 from qworker.attempt.injection import provide
 from qworker.call import Call
@@ -65,6 +67,7 @@ from qworker.unique import Unique
 __all__ = [
     "Attempt",
     "Backoff",
+    "Buffered",
     "Call",
     "CancelReason",
     "Context",

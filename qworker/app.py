@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from qworker.attempt.hooks import Hook, check_hooks
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
+from qworker.backend.store_rules import StoreRules
 from qworker.call import Call
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
@@ -20,8 +21,10 @@ from qworker.definition.callables import check_handler, handler_name
 from qworker.definition.hints import exact_options
 from qworker.definition.task_options import DEFAULT_MAX_TRIES, NeedyOption
 from qworker.duration import Seconds
+from qworker.enqueue.batches import BATCH, publish_calls
+from qworker.enqueue.buffer import buffered, buffered_sync, collect, innermost
 from qworker.enqueue.portal import run_blocking
-from qworker.enqueue.tracing import send_batch_span, trace_headers
+from qworker.enqueue.tracing import trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
 from qworker.failed_call import FailureCode, check_holds, check_on_failure, failure_report
 from qworker.inclusion import Inclusion
@@ -59,8 +62,6 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 AnyTask = TypeVar("AnyTask", bound=Task[..., Any])
 
-# `enqueue_many` publishes this many at a time, so that a generator of a million calls needs no memory for them.
-_BATCH = 1000
 # Seconds for which a call that does not fit its task's signature is tried again, because a deploy may be running.
 _UNKNOWN_FOR = timedelta(minutes=10)
 
@@ -140,6 +141,8 @@ class Tasks(Generic[State]):
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = weakref.WeakKeyDictionary()
         # The last backend that was used. Each call needs it, and most apps have a single loop.
         self._latest: _LoopBackend | None = None
+        # What its store refuses. None: it was not asked yet.
+        self._store_rules: StoreRules | None = None
         self._header_sources: list[Callable[[], Mapping[str, str]]] = []
         # Where the tasks of this app are if another app includes them.
         self._inclusion: Inclusion[Tasks[Any]] | None = None
@@ -369,15 +372,16 @@ class Tasks(Generic[State]):
     def _register(self, task: Task[..., Any]) -> None:
         """Add a task of this app, or of an app that is included here. If this app is included, it goes there."""
         there = self._destination()
+        name = there.prefix + task.name
+        if name in there.app.registered_tasks:
+            raise DuplicateTask(
+                f"the task name {name!r} is already used: give one of the two tasks another name (name=...)"
+            )
         if there.app is not self:
             if task.on_failure is not None:
-                check_holds(there.app._url, there.prefix + task.name)  # noqa: SLF001
-            task.move(there.app, there.prefix + task.name, there.queue, there.hooks)
-        if task.name in there.app.registered_tasks:
-            raise DuplicateTask(
-                f"the task name {task.name!r} is already used: give one of the two tasks another name (name=...)"
-            )
-        there.app.registered_tasks[task.name] = task
+                check_holds(there.app._url, name)  # noqa: SLF001
+            task.move(there.app, name, there.queue, there.hooks)
+        there.app.registered_tasks[name] = task
 
     def _register_raw(self, handler: RawHandler) -> None:
         there = self._destination()
@@ -406,7 +410,8 @@ class Tasks(Generic[State]):
         Raises:
             DuplicateTask: A name is already used, or two raw handlers have one queue. Nothing is moved.
             NotSupported: This app's backend does not support an option of a task. Nothing is moved.
-            UsageError: The tasks already belong to another app, or an argument is not valid.
+            UsageError: The tasks already belong to another app, a hook of this app does not fit one of them, or an
+                argument is not valid. Nothing is moved.
         """
         check_text("prefix", prefix)
         if queue is not None:
@@ -419,6 +424,9 @@ class Tasks(Generic[State]):
         there.app._check_free(names, raw_queues)  # noqa: SLF001
         for name, handler in (*zip(names, moved, strict=True), *((raw.name, raw) for raw in moved_raw)):
             there.app._check_store(name, handler.options.needs)  # noqa: SLF001
+            handler.check_joins(name, (*there.hooks, *self.hooks))
+            if handler.on_failure is not None:
+                check_holds(there.app._url, name)  # noqa: SLF001
         if other._schedules.in_code and there.app._url is not None:  # noqa: SLF001
             check_scheme(there.app._url)  # noqa: SLF001
         there.app._schedules.include(other._schedules, there.prefix + prefix)  # noqa: SLF001
@@ -552,17 +560,19 @@ class Tasks(Generic[State]):
             BackendError: A batch was not stored, or it is unknown whether it was (`PublishUncertain`).
         """
         jobs: list[Job[Any]] = []
-        backend = await self.backend()
         batch: list[Call] = []
         for call in calls:
             if type(call) is not Call:
                 raise UsageError(f"enqueue_many() takes calls (got {shown(call)}): make each with task.call(...)")
-            if batch and (call.queue != batch[0].queue or len(batch) >= _BATCH):
-                jobs.extend(await _publish(backend, batch))
+            if innermost() is not None and (job := collect(self._destination().app, call)) is not None:
+                jobs.append(job)
+                continue
+            if batch and (call.queue != batch[0].queue or len(batch) >= BATCH):
+                jobs.extend(await publish_calls(await self.backend(), batch))
                 batch = []
             batch.append(call)
         if batch:
-            jobs.extend(await _publish(backend, batch))
+            jobs.extend(await publish_calls(await self.backend(), batch))
         return jobs
 
     def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Job[Any]]:
@@ -572,6 +582,32 @@ class Tasks(Generic[State]):
             UsageError: An event loop is running in this thread.
         """
         return self._run_sync(self.enqueue_many(calls), instead="`await tasks.enqueue_many(...)`")
+
+    def buffered(self) -> AbstractAsyncContextManager[None]:
+        """Return a block that collects the calls in it, and sends them in few batches when it ends.
+
+        If the block raises, all its calls are dropped. The block counts for the calls of this app in the code in the
+        block, and in the tasks and threads that copy its context (`asyncio.create_task`, `asyncio.to_thread`). An inner
+        block gives its calls to the outer one when it ends. The calls of a task that outlives the block are sent at
+        once.
+
+        A call is checked when it is made, and its job has its id. After the block `Job.existed` is set. If another
+        call has its unique key, `Job.id` and `Job.queue` become those of that call.
+
+        Raises:
+            EnqueueFailed: At the end, if some calls are not stored, or it is unknown whether they are.
+            MessageTooLarge: At the call, if its body is larger than `max_body`.
+            NotSupported: At the call, if the store takes no ids, or does not support an option of the call.
+        """
+        return buffered(self._destination().app)
+
+    def buffered_sync(self) -> AbstractContextManager[None]:
+        """Return a block that collects the calls in it, for code without an event loop. See `buffered`.
+
+        Raises:
+            UsageError: An event loop is running in this thread.
+        """
+        return buffered_sync(self._destination().app)
 
     def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str = "`await`") -> R:
         """Run a coroutine on the background loop of this process and block until it is done.
@@ -702,6 +738,22 @@ class Tasks(Generic[State]):
         for option in needs:
             refuse(url, task, option)
 
+    def _check_later(self, draft: Draft) -> None:
+        """Check a draft that is published later for what the store would refuse."""
+        app = self._destination().app
+        if app._store_rules is None:  # noqa: SLF001
+            app._store_rules = app._ask_store()  # noqa: SLF001
+        app._store_rules.check_later(draft, app.clock.time())  # noqa: SLF001
+
+    def _ask_store(self) -> StoreRules:
+        try:
+            # In tests too, where another store has its place.
+            return StoreRules(self._make_own_backend())
+        except UsageError:
+            if self._stand_in is None:
+                raise
+            return StoreRules(self._stand_in.create())
+
     # -- the backend -------------------------------------------------------------------------------------------------
 
     @property
@@ -729,6 +781,7 @@ class Tasks(Generic[State]):
                 for option in handler.options.needs:
                     refuse(url, handler.name, option)
         self._url = url
+        self._store_rules = None
 
     def _import_modules(self, import_module: Callable[[str], object]) -> None:
         """Import the modules of `imports`, in their order. One may add some, because it includes another app."""
@@ -761,6 +814,7 @@ class Tasks(Generic[State]):
         """Open the backend again at the next call. The loops close the open ones."""
         self._backends = weakref.WeakKeyDictionary()
         self._latest = None
+        self._store_rules = None
 
     async def backend(self) -> Backend:
         """Return this event loop's backend. It is opened at the first call and closed when the loop shuts down.
@@ -847,14 +901,6 @@ async def _close_with_loop(backend: Backend) -> AsyncGenerator[None]:
         yield
     finally:
         await backend.aclose()
-
-
-async def _publish(backend: Backend, calls: list[Call]) -> list[Job[Any]]:
-    queue = calls[0].queue
-    calls = [call if call.draft.unique_key is None else call.identified() for call in calls]
-    with send_batch_span(queue, [call.span_context for call in calls]):
-        ids = await backend.publish(queue, [call.draft for call in calls])
-    return [call.job(message_id) for call, message_id in zip(calls, ids, strict=True)]
 
 
 class _GivenOptions:

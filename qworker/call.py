@@ -38,7 +38,8 @@ class Call(msgspec.Struct, frozen=True):
     def job(self, message_id: str) -> Job[Any]:
         """Return the job of the call, which was stored under this id."""
         if self.draft.unique_key is None:
-            return Job(message_id, self.queue, False if self.draft.id is None else None, self.source)
+            is_new = self.draft.id is None or is_created_id(self.draft.id)
+            return Job(message_id, self.queue, False if is_new else None, self.source)
         # A key that counts in all queues can be that of a message in another one.
         queue = message_id.queue if isinstance(message_id, KeyHolder) else self.queue
         return Job(message_id, queue, _existed(self.draft, message_id), self.source)

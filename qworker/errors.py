@@ -19,6 +19,7 @@ QworkerError
 │   ├── QueueFull            the queue is at its capacity
 │   ├── StorageFull          the store has no space, inodes or memory left
 │   ├── PublishUncertain     the message may or may not be stored: publish it again with the same id
+│   ├── EnqueueFailed        calls that were to be sent later are not stored, or may not be
 │   ├── FormatTooNew         the queue was written by a newer release
 │   └── PermissionDenied     the store refuses this user, or cannot hold queues
 ├── LeaseLost                the lease is lost, and its outcome was refused
@@ -35,12 +36,16 @@ QworkerError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 __all__ = [
     "UNUSABLE",
     "AppImportError",
     "BackendError",
     "BackendUnavailable",
     "DuplicateTask",
+    "EnqueueFailed",
     "FormatTooNew",
     "InvalidArguments",
     "InvalidName",
@@ -172,6 +177,24 @@ class PublishUncertain(BackendError):
 
     Publish it again with the same id: a message that is stored already is not stored twice.
     """
+
+
+class EnqueueFailed(BackendError):
+    """Calls that were to be sent at the end of a block or after a commit are not stored, or it is unknown.
+
+    All calls were tried. Enqueue `unsent` again: the calls have their ids, so none is stored twice.
+
+    Attributes:
+        stored: The jobs of the calls that are stored.
+        unsent: The calls (`Call`) that may not be stored, for `Tasks.enqueue_many`.
+        errors: The error of each call of `unsent`.
+    """
+
+    def __init__(self, text: str, stored: Sequence[Any], unsent: Sequence[Any], errors: Sequence[Exception]) -> None:
+        super().__init__(text)
+        self.stored = stored
+        self.unsent = unsent
+        self.errors = errors
 
 
 class FormatTooNew(BackendError):

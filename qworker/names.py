@@ -143,9 +143,10 @@ _CREATED = re.compile(r"unique-[0-9a-f]{32}")
 
 
 def created_id() -> str:
-    """Return a new id to give to a message with a unique key.
+    """Return a new id to give to a message whose id its publisher must know, such as one with a unique key.
 
-    The publisher knows it, so the id that `publish` returns shows whether the message was stored.
+    The id that `publish` returns shows whether the message was stored. A directory finds such an id without a listing,
+    other than one that `new_id` returns.
     """
     return f"unique-{secrets.token_hex(16)}"
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
-from qworker.attempt.hooks import Hook, publishing_hooks, run_publishing
+from qworker.attempt.hooks import Hook, hooks_around, publishing_hooks, run_publishing
 from qworker.attempt.runner import AttemptRunner
 from qworker.call import Call
 from qworker.context import Context
@@ -26,6 +26,8 @@ from qworker.definition.task_options import (
 )
 from qworker.definition.unique_key import check_by, key_by
 from qworker.duration import Moment, Seconds
+from qworker.enqueue.buffer import collect, innermost
+from qworker.enqueue.portal import check_blocking
 from qworker.enqueue.tracing import create_span, is_tracing_configured, send_span
 from qworker.envelope import ORIGINAL_ID, CallOptions, EnvelopeEncoder
 from qworker.errors import UsageError
@@ -166,6 +168,14 @@ class Handler:
             self.function, self.name, self.kind, self.takes_context, hooks=self.hooks, provided=provided
         )
         return runner if runner.is_needed else None
+
+    def check_joins(self, name: str, hooks: Sequence[Hook]) -> None:
+        """Check that it can run in another app, where it has a name and these hooks are around it.
+
+        Raises:
+            UsageError: A hook does not fit the function.
+        """
+        hooks_around(hooks, name, self.kind)
 
     def join(self, queue: str | None, hooks: Sequence[Hook]) -> None:
         """Let it run in another app.
@@ -525,6 +535,9 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
         """Enqueue a call. See `Task.enqueue`."""
+        if innermost() is not None:
+            call = self.call(*args, **kwargs)
+            return collect(self._task.app, call) or await self._publish(call, None)
         if not is_tracing_configured():
             return await self._publish(self._make_call(args, kwargs), None)
         with send_span(self._queue, self._task.name) as span:
@@ -538,11 +551,16 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
         """Enqueue a call and block. See `Task.enqueue_sync`."""
+        _run_sync, instead = self._task.app._run_sync, "`await task.enqueue(...)`"  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        if innermost() is not None:
+            # Also here, so that the call does not depend on the block.
+            check_blocking(instead)
+            call = self.call(*args, **kwargs)
+            return collect(self._task.app, call) or _run_sync(self._publish(call, None), instead=instead)
         with send_span(self._queue, self._task.name) as span:
             # In this thread, because header sources and hooks may read its context.
             call = self._make_call(args, kwargs)
-            _run_sync = self._task.app._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            return _run_sync(self._publish(call, span), instead="`await task.enqueue(...)`")
+            return _run_sync(self._publish(call, span), instead=instead)
 
     async def _publish(self, call: Call, span: Any) -> Job[Any]:
         if call.draft.unique_key is not None:

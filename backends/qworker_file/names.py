@@ -74,6 +74,7 @@ __all__ = [
     "stem_for",
     "swap_name",
     "with_tries",
+    "without_letters",
 ]
 
 # Bytes. The names that qworker gives leave room below 255 for the suffixes of a lease.
@@ -438,7 +439,7 @@ def mark_in(item: str) -> str | None:
 def has_key(item: str, mark: str) -> bool:
     """Return whether an item that waits or is leased has the key of a mark."""
     own = mark_in(item)
-    if own is None or own[: _KEY_DIGEST + 1] != mark[: _KEY_DIGEST + 1]:
+    if own is None or without_letters(own) != without_letters(mark):
         return False
     return _STARTED not in key_letters(own)
 
@@ -446,6 +447,11 @@ def has_key(item: str, mark: str) -> bool:
 def key_letters(mark: str) -> str:
     """Return the letters of a mark: empty if its key stays taken when its message is leased."""
     return mark[_KEY_DIGEST + 1 :]
+
+
+def without_letters(mark: str) -> str:
+    """Return a mark without its letters."""
+    return mark[: _KEY_DIGEST + 1]
 
 
 def started_item(item: str) -> str:
@@ -462,7 +468,7 @@ def _with_letter(item: str, letter: str, other: str) -> str:
     mark = mark_in(item)
     if mark is None or letter not in key_letters(mark):
         return item
-    changed = mark[: _KEY_DIGEST + 1] + key_letters(mark).replace(letter, other)
+    changed = without_letters(mark) + key_letters(mark).replace(letter, other)
     return item.replace(_MARK + mark, _MARK + changed, 1)
 
 

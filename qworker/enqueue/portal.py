@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from qworker.errors import UsageError
 
-__all__ = ["run_blocking"]
+__all__ = ["check_blocking", "run_blocking"]
 
 T = TypeVar("T")
 
@@ -52,10 +52,11 @@ def run_blocking(coroutine: Coroutine[Any, Any, T], *, instead: str) -> T:
     Raises:
         UsageError: This thread runs an event loop, which the call would block, or gevent has replaced threads.
     """
-    problem = _problem(instead)
-    if problem is not None:
+    try:
+        check_blocking(instead)
+    except UsageError:
         coroutine.close()
-        raise UsageError(problem)
+        raise
     future = asyncio.run_coroutine_threadsafe(coroutine, _background.get())
     try:
         return _result(future)
@@ -63,6 +64,17 @@ def run_blocking(coroutine: Coroutine[Any, Any, T], *, instead: str) -> T:
         # An interrupt: the caller is gone, so its call is cancelled, unless it has happened already.
         future.cancel()
         raise
+
+
+def check_blocking(instead: str) -> None:
+    """Check that this thread can wait for a coroutine.
+
+    Raises:
+        UsageError: It runs an event loop, or gevent has replaced threads. See `run_blocking`.
+    """
+    problem = _problem(instead)
+    if problem is not None:
+        raise UsageError(problem)
 
 
 def _problem(instead: str) -> str | None:
