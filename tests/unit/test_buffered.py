@@ -184,7 +184,7 @@ async def test_the_job_of_a_key_that_another_call_has_becomes_that_call(again: A
             assert jobs[1] != first
 
     if again == "error":
-        with pytest.raises(EnqueueFailed, match="1 of 2 calls are stored") as raised:
+        with pytest.raises(EnqueueFailed, match="1 of 2 calls may not be stored") as raised:
             await enqueue()
         assert (raised.value.stored, [type(error) for error in raised.value.errors]) == (jobs[:1], [AlreadyEnqueued])
     else:
@@ -243,7 +243,7 @@ async def test_a_store_that_fails_at_the_end_stops_no_other_call_and_the_error_n
         async with app.buffered():
             jobs += await app.enqueue_many([work.call(1), mail.call(2), sms.call(3), work.using(id="4").call(4)])
     error = raised.value
-    assert str(error).startswith("1 of 4 calls are stored, and the others may not be (queue 'default': no room)")
+    assert str(error).startswith("3 of 4 calls may not be stored (queue 'default': no room)")
     assert error.__cause__ is failing["default"]
     assert error.stored == [jobs[2]]
     assert [call.draft.id for call in error.unsent] == [jobs[0].id, "4", jobs[1].id]
