@@ -372,15 +372,16 @@ class Tasks(Generic[State]):
     def _register(self, task: Task[..., Any]) -> None:
         """Add a task of this app, or of an app that is included here. If this app is included, it goes there."""
         there = self._destination()
+        name = there.prefix + task.name
+        if name in there.app.registered_tasks:
+            raise DuplicateTask(
+                f"the task name {name!r} is already used: give one of the two tasks another name (name=...)"
+            )
         if there.app is not self:
             if task.on_failure is not None:
-                check_holds(there.app._url, there.prefix + task.name)  # noqa: SLF001
-            task.move(there.app, there.prefix + task.name, there.queue, there.hooks)
-        if task.name in there.app.registered_tasks:
-            raise DuplicateTask(
-                f"the task name {task.name!r} is already used: give one of the two tasks another name (name=...)"
-            )
-        there.app.registered_tasks[task.name] = task
+                check_holds(there.app._url, name)  # noqa: SLF001
+            task.move(there.app, name, there.queue, there.hooks)
+        there.app.registered_tasks[name] = task
 
     def _register_raw(self, handler: RawHandler) -> None:
         there = self._destination()
@@ -409,7 +410,8 @@ class Tasks(Generic[State]):
         Raises:
             DuplicateTask: A name is already used, or two raw handlers have one queue. Nothing is moved.
             NotSupported: This app's backend does not support an option of a task. Nothing is moved.
-            UsageError: The tasks already belong to another app, or an argument is not valid.
+            UsageError: The tasks already belong to another app, a hook of this app does not fit one of them, or an
+                argument is not valid. Nothing is moved.
         """
         check_text("prefix", prefix)
         if queue is not None:
@@ -422,6 +424,9 @@ class Tasks(Generic[State]):
         there.app._check_free(names, raw_queues)  # noqa: SLF001
         for name, handler in (*zip(names, moved, strict=True), *((raw.name, raw) for raw in moved_raw)):
             there.app._check_store(name, handler.options.needs)  # noqa: SLF001
+            handler.check_joins(name, (*there.hooks, *self.hooks))
+            if handler.on_failure is not None:
+                check_holds(there.app._url, name)  # noqa: SLF001
         if other._schedules.in_code and there.app._url is not None:  # noqa: SLF001
             check_scheme(there.app._url)  # noqa: SLF001
         there.app._schedules.include(other._schedules, there.prefix + prefix)  # noqa: SLF001

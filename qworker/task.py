@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
-from qworker.attempt.hooks import Hook, publishing_hooks, run_publishing
+from qworker.attempt.hooks import Hook, hooks_around, publishing_hooks, run_publishing
 from qworker.attempt.runner import AttemptRunner
 from qworker.call import Call
 from qworker.context import Context
@@ -168,6 +168,14 @@ class Handler:
             self.function, self.name, self.kind, self.takes_context, hooks=self.hooks, provided=provided
         )
         return runner if runner.is_needed else None
+
+    def check_joins(self, name: str, hooks: Sequence[Hook]) -> None:
+        """Check that it can run in another app, where it has a name and these hooks are around it.
+
+        Raises:
+            UsageError: A hook does not fit the function.
+        """
+        hooks_around(hooks, name, self.kind)
 
     def join(self, queue: str | None, hooks: Sequence[Hook]) -> None:
         """Let it run in another app.

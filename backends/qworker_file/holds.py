@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Sequence
 
-from qworker.kit.files import try_unlink
+from qworker.kit.files import remove_entry, try_unlink
 from qworker.kit.store_errors import FULL
-from qworker_file.id_place import item_at, locate, replace_link
+from qworker_file.id_place import item_at, locate, make_link, replace_link
 from qworker_file.layout import QueueDir
 from qworker_file.names import given_id, hold_end_ms, hold_name, may_lack_link
 
@@ -40,10 +41,10 @@ def keep_hold(files: QueueDir, item: str, now: float) -> None:
     message_id = given_id(item)
     assert message_id is not None, item
     target = hold_name(message_id)
-    if abs(_read_number(files, target)) >= end_ms:
-        return
     try:
-        replace_link(files, str(end_ms), target)
+        # Each step leaves what `free_holds` has written in the meantime.
+        while abs(_read_number(files.names, target)) < end_ms and not make_link(files, str(end_ms), target):
+            _remove_shorter(files, end_ms, target)
     except OSError as error:
         # It must be possible to drain a full disk. The next lease stores it, and while the message exists, its id is
         # taken anyway.
@@ -51,9 +52,26 @@ def keep_hold(files: QueueDir, item: str, now: float) -> None:
             raise
 
 
+def _remove_shorter(files: QueueDir, end_ms: int, target: str) -> None:
+    """Remove the hold of an earlier message with this id.
+
+    It is moved away first, because only then it does not change. A process that dies in between leaves no hold: the
+    next lease makes it, and the message has its id anyway.
+    """
+    moved = f"{target}.{secrets.token_hex(4)}"
+    try:
+        os.rename(target, moved, src_dir_fd=files.names, dst_dir_fd=files.tmp)
+    except FileNotFoundError:
+        return
+    number = _read_number(files.tmp, moved)
+    remove_entry(moved, files.tmp)
+    if abs(number) >= end_ms:
+        replace_link(files, str(number), target)
+
+
 def is_held(files: QueueDir, message_id: str, now: float) -> bool:
     """Return whether an id is held, by the store's clock."""
-    return _read_number(files, hold_name(message_id)) > now * 1000
+    return _read_number(files.names, hold_name(message_id)) > now * 1000
 
 
 async def free_holds(files: QueueDir, ids: Sequence[str]) -> bool:
@@ -82,7 +100,7 @@ async def held_until(files: QueueDir, message_id: str, now: float) -> float | No
 
     A message that was not leased yet has its hold in its name.
     """
-    stored = _read_number(files, hold_name(message_id))
+    stored = _read_number(files.names, hold_name(message_id))
     waiting: int | None = None
     if not may_lack_link(message_id):
         place = (await locate(files, [message_id])).places.get(message_id)
@@ -96,14 +114,14 @@ async def held_until(files: QueueDir, message_id: str, now: float) -> float | No
 
 def has_ended(files: QueueDir, name: str, now: float) -> bool:
     """Return whether an entry of names/ is a hold whose end has passed, by the store's clock. Then nothing needs it."""
-    number = _read_number(files, name)
+    number = _read_number(files.names, name)
     return number != 0 and abs(number) <= now * 1000
 
 
-def _read_number(files: QueueDir, name: str) -> int:
-    """Return the end of the hold with a name in names/, in Unix milliseconds: negative if it was freed, 0 if absent."""
+def _read_number(directory: int, name: str) -> int:
+    """Return the end of a hold, in Unix milliseconds: negative if it was freed, 0 if absent."""
     try:
-        text = os.readlink(name, dir_fd=files.names)
+        text = os.readlink(name, dir_fd=directory)
     except OSError as error:
         # Another program's file can have its name.
         if error.errno in {errno.ENOENT, errno.EINVAL}:

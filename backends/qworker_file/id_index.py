@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -27,6 +28,7 @@ from qworker_file.names import (
     given_id,
     index_name,
     key_link_name,
+    key_record_name,
     mark_in,
     may_lack_link,
     parse_delay,
@@ -191,8 +193,8 @@ class Reserved(msgspec.Struct):
 async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> Reserved:
     """Give each message with a given id its second link in names/, and its unique key.
 
-    Messages are reserved in one order, up to the first one that must wait for another publisher. So two publishers
-    never wait for each other.
+    Every call takes all of its ids before its first key, both in a fixed order. While it waits for another publisher,
+    it has only what comes before. So no publishers wait for each other.
 
     Args:
         files: The queue.
@@ -203,31 +205,32 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> Res
         OSError: An id cannot be reserved.
     """
     call = _Reservation(files, now)
-    waiting = sorted((plan for plan in plans if plan.given_id is not None), key=_order)
-    unlinked = frozenset(plan.given_id for plan in waiting if plan.given_id and may_lack_link(plan.given_id))
+    given = sorted((plan for plan in plans if plan.given_id is not None), key=lambda plan: plan.given_id or "")
+    unlinked = frozenset(plan.given_id for plan in given if plan.given_id and may_lack_link(plan.given_id))
     is_listed = not unlinked
-    while waiting:
+    # The sort is stable: of the messages of a batch with one key, the first one gets it.
+    keyed = sorted((plan for plan in plans if plan.key_mark), key=lambda plan: key_link_name(plan.key_mark))
+    steps = deque([*((call.reserve_id, plan) for plan in given), *((call.reserve_key, plan) for plan in keyed)])
+    while steps:
         fd = await lock_index(files)
         try:
             if not is_listed:
                 call.found.stored |= await _ids_stored(files, unlinked)
                 is_listed = True
-            while waiting and call.reserve(waiting[0]):
-                waiting.pop(0)
+            while steps:
+                reserve, plan = steps[0]
+                if not reserve(plan):
+                    break
+                steps.popleft()
         finally:
             unlock(fd)
-        if waiting:
+        if steps:
             # The lock is not held meanwhile: it may list.
             call.located = await locate(files, call.unsure)
             if _is_any_in_progress(files, call.located):
                 # Another publish of the same id either stores a message or leaves nothing.
                 await asyncio.sleep(_LOCK_PAUSE)
     return call.found
-
-
-def _order(plan: Plan) -> tuple[str, str]:
-    # The first one of a batch gets a key.
-    return (key_link_name(plan.key_mark), "") if plan.key_mark else ("", plan.given_id or "")
 
 
 class _Reservation:
@@ -243,20 +246,47 @@ class _Reservation:
         # The messages of this call that have keys, by the names of the keys' symlinks.
         self._own: dict[str, str] = {}
 
-    def reserve(self, plan: Plan) -> bool:
-        """Reserve one id and its key, or find that another message has one of them. False: an id must be located."""
+    def reserve_id(self, plan: Plan) -> bool:
+        """Reserve an id, or find that it is stored. False: it must be located first, or is published now."""
         message_id = plan.given_id
         assert message_id is not None
-        self.unsure.clear()
         if not self._check_id(message_id):
-            self.unsure.add(message_id)
-        elif message_id not in self.found.stored and plan.key_mark:
-            self._check_key(plan, message_id)
-        if self.unsure:
+            self.unsure = {message_id}
             return False
-        if not self.found.has(message_id):
+        if message_id in self.found.stored:
+            return True
+        holder = holder_of(self._files, plan.key_mark) if plan.key_mark else None
+        if holder is not None and self._state_of(holder, plan) is Holder.LIVE:
+            self.found.instead[message_id] = holder
+        else:
             self._link(plan, message_id)
         return True
+
+    def reserve_key(self, plan: Plan) -> bool:
+        """Take the key of a message, or find which other one has it. False: that one must be located first."""
+        message_id = plan.given_id
+        assert message_id is not None
+        assert plan.unique_key is not None
+        if self.found.has(message_id):
+            return True
+        name = key_link_name(plan.key_mark)
+        holder, state = self._own.get(name), Holder.LIVE
+        if holder is None:
+            holder = holder_of(self._files, plan.key_mark)
+            state = Holder.VOID if holder is None else self._state_of(holder, plan)
+        if holder is None or state is Holder.VOID:
+            # The key is void until the message is visible.
+            keep_key(self._files, message_id, plan.unique_key, plan.key_mark)
+            self._own[name] = message_id
+        elif state is Holder.UNSURE:
+            self.unsure = {holder}
+            return False
+        else:
+            self.found.instead[message_id] = holder
+        return True
+
+    def _state_of(self, holder: str, plan: Plan) -> Holder:
+        return state_of(self._files, holder, plan.key_mark, self.located)
 
     def _check_id(self, message_id: str) -> bool:
         """Find out whether an id is stored or held. False: it must be located first, or is published now."""
@@ -275,26 +305,10 @@ class _Reservation:
             stored.add(message_id)
         return True
 
-    def _check_key(self, plan: Plan, message_id: str) -> None:
-        """Find out whether another message has the key."""
-        files, mark = self._files, plan.key_mark
-        holder = self._own.get(key_link_name(mark))
-        if holder is None:
-            holder = holder_of(files, mark)
-            state = Holder.VOID if holder is None else state_of(files, holder, mark, self.located)
-            if holder is None or state is Holder.VOID:
-                return
-            if state is Holder.UNSURE:
-                self.unsure.add(holder)
-                return
-        self.found.instead[message_id] = holder
-
     def _link(self, plan: Plan, message_id: str) -> None:
         files, index = self._files, index_name(message_id)
-        if plan.unique_key is not None:
-            # The key is void until the message is visible.
-            keep_key(files, message_id, plan.unique_key, plan.key_mark)
-            self._own[key_link_name(plan.key_mark)] = message_id
+        # An earlier message with this id can have left its key. This one has no key before it is recorded.
+        try_unlink(key_record_name(message_id), files.names)
         try:
             link_file(plan.temporary, index, files.tmp, files.names)
         except OSError:

@@ -27,6 +27,7 @@ __all__ = [
     "is_unchanged",
     "item_at",
     "locate",
+    "make_link",
     "read_status",
     "record_move",
     "record_place",
@@ -98,13 +99,10 @@ def replace_link(files: QueueDir, text: str, target: str) -> None:
     Raises:
         OSError: It cannot be made.
     """
-    try:
-        _make_link(text, target, files.names)
+    if make_link(files, text, target):
         return
-    except FileExistsError:
-        pass
     temporary = f"{target}.{secrets.token_hex(4)}"
-    _make_link(text, temporary, files.tmp)
+    _symlink(text, temporary, files.tmp)
     try:
         os.rename(temporary, target, src_dir_fd=files.tmp, dst_dir_fd=files.names)
     except OSError:
@@ -115,7 +113,20 @@ def replace_link(files: QueueDir, text: str, target: str) -> None:
         raise
 
 
-def _make_link(text: str, name: str, directory: int) -> None:
+def make_link(files: QueueDir, text: str, target: str) -> bool:
+    """Make a symlink in names/ and return whether it was made. False: another file has its name.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    try:
+        _symlink(text, target, files.names)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _symlink(text: str, name: str, directory: int) -> None:
     try:
         os.symlink(text, name, dir_fd=directory)
     except FileExistsError:

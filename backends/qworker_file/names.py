@@ -68,6 +68,7 @@ __all__ = [
     "started_item",
     "stem_for",
     "with_tries",
+    "without_letters",
 ]
 
 # Bytes. The names that qworker gives leave room below 255 for the suffixes of a lease.
@@ -423,7 +424,7 @@ def mark_in(item: str) -> str | None:
 def has_key(item: str, mark: str) -> bool:
     """Return whether an item that waits or is leased has the key of a mark."""
     own = mark_in(item)
-    if own is None or own[: _KEY_DIGEST + 1] != mark[: _KEY_DIGEST + 1]:
+    if own is None or without_letters(own) != without_letters(mark):
         return False
     return _STARTED not in key_letters(own)
 
@@ -431,6 +432,11 @@ def has_key(item: str, mark: str) -> bool:
 def key_letters(mark: str) -> str:
     """Return the letters of a mark: empty if its key stays taken when its message is leased."""
     return mark[_KEY_DIGEST + 1 :]
+
+
+def without_letters(mark: str) -> str:
+    """Return a mark without its letters."""
+    return mark[: _KEY_DIGEST + 1]
 
 
 def started_item(item: str) -> str:
@@ -447,7 +453,7 @@ def _with_letter(item: str, letter: str, other: str) -> str:
     mark = mark_in(item)
     if mark is None or letter not in key_letters(mark):
         return item
-    changed = mark[: _KEY_DIGEST + 1] + key_letters(mark).replace(letter, other)
+    changed = without_letters(mark) + key_letters(mark).replace(letter, other)
     return item.replace(_MARK + mark, _MARK + changed, 1)
 
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.kit.directory.publish import sync_bodies, sync_names
-from qworker.kit.files import find_inode, has_entry, write_all
+from qworker.kit.files import find_inode, has_entry, try_unlink, write_all
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.opening import create_file
 from qworker.message import Draft
 from qworker_file.id_index import reserve_ids
 from qworker_file.layout import QueueDir
-from qworker_file.names import index_name
+from qworker_file.names import index_name, place_name
 from qworker_file.publish_plan import Plan
 from qworker_file.store import Store
 
@@ -160,7 +160,7 @@ def _discard(files: QueueDir, plans: list[Plan]) -> None:
             continue
         try:
             if plan.given_id is not None and plan.fd >= 0:
-                _remove_index(files, index_name(plan.given_id), plan.fd)
+                _remove_index(files, plan.given_id, plan.fd)
             os.unlink(plan.temporary, dir_fd=files.tmp)
         except OSError:
             # It was renamed, the queue was deleted, or the reply was lost.
@@ -169,13 +169,15 @@ def _discard(files: QueueDir, plans: list[Plan]) -> None:
     _close(plans)
 
 
-def _remove_index(files: QueueDir, index: str, fd: int) -> None:
+def _remove_index(files: QueueDir, message_id: str, fd: int) -> None:
     """Remove the second link of a file that is not visible yet, and then discarded.
 
     It goes first: another publish of the id may take an index with only one link. No other publish replaces an index
     while its file is locked.
     """
+    index = index_name(message_id)
     if find_inode(index, files.names) == os.fstat(fd).st_ino:
+        try_unlink(place_name(message_id), files.names)
         os.unlink(index, dir_fd=files.names)
 
 

@@ -19,7 +19,16 @@ from qworker.message import Draft
 from qworker.unique import Unique
 from qworker_file.id_place import Located, is_unchanged, item_at, read_status, recorded_place, replace_link
 from qworker_file.layout import QueueDir
-from qworker_file.names import given_id, has_key, key_letters, key_link_name, key_mark, key_record_name, mark_in
+from qworker_file.names import (
+    given_id,
+    has_key,
+    key_letters,
+    key_link_name,
+    key_mark,
+    key_record_name,
+    mark_in,
+    without_letters,
+)
 
 __all__ = ["Holder", "free_key", "give_key", "holder_of", "is_key_left", "keep_key", "key_of", "make_mark", "state_of"]
 
@@ -85,7 +94,10 @@ def state_of(files: QueueDir, holder: str, mark: str, located: Located) -> Holde
     if place is None:
         return Holder.VOID if is_unchanged(located.gone.get(holder), status) else Holder.UNSURE
     if place.directory == "tmp":
-        return Holder.UNSURE
+        # Without this record its publisher has not taken the key yet, and will find that another message has it.
+        recorded = _read(files, key_record_name(holder))
+        is_taken = recorded is not None and key_mark(_to_key(recorded), started=False) == without_letters(mark)
+        return Holder.UNSURE if is_taken else Holder.VOID
     has_ended = place.directory in {"fail", "done"}
     return Holder.LIVE if not has_ended and has_key(item_at(place) or "", mark) else Holder.VOID
 
@@ -95,7 +107,7 @@ def key_of(files: QueueDir, item: str) -> tuple[str | None, Unique | None]:
     if (mark := mark_in(item)) is None:
         return None, None
     key = _read(files, key_record_name(given_id(item) or ""))
-    return None if key is None else unquote(key, errors="surrogateescape"), _STARTED if key_letters(mark) else None
+    return None if key is None else _to_key(key), _STARTED if key_letters(mark) else None
 
 
 def free_key(files: QueueDir, item: str) -> None:
@@ -116,6 +128,10 @@ def is_key_left(files: QueueDir, name: str) -> bool:
         return False
     status = read_status(files, holder)
     return status is None or status.st_nlink == 1
+
+
+def _to_key(recorded: str) -> str:
+    return unquote(recorded, errors="surrogateescape")
 
 
 def _read(files: QueueDir, name: str) -> str | None:

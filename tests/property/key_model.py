@@ -20,7 +20,7 @@ class Rules(NamedTuple):
 
     # Whether a file in tmp/ of a live publisher makes others wait.
     waits_for_publishers: bool = True
-    # Whether the key is written before the link of the message, and both under the lock.
+    # Whether the key is checked and written under one lock.
     keys_under_lock: bool = True
     # Whether a requeue checks the key and moves the message under the lock.
     requeues_under_lock: bool = True
@@ -79,26 +79,26 @@ def holder_state(state: State, rules: Rules) -> str:
 
 
 def publish(state: State, rules: Rules) -> Iterator[State]:
-    """The next step of each publisher."""
+    """The next step of each publisher: it takes its id, and then the key."""
     for me in range(len(state.places)):
         step = state.steps[me]
         if step == "start" and state.lock is None:
+            yield moved(state, me, "linked", links=put(state.links, me, True))
+        elif step == "linked" and state.lock is None:
             yield moved(state, me, "locked", lock=me)
         elif step == "locked":
             found = holder_state(state, rules)
             if found == "unsure":
-                yield moved(state, me, "start", lock=None)
+                yield moved(state, me, "linked", lock=None)
             elif found == "live":
                 yield moved(state, me, "kept", lock=None, places=put(state.places, me, GONE))
             elif rules.keys_under_lock:
-                yield moved(state, me, "keyed", key=me)
+                yield moved(state, me, "keyed", key=me, lock=None)
             else:
-                yield moved(state, me, "keyed", lock=None)
+                yield moved(state, me, "free", lock=None)
+        elif step == "free":
+            yield moved(state, me, "keyed", key=me)
         elif step == "keyed":
-            lock = None if state.lock == me else state.lock
-            key = state.key if rules.keys_under_lock else me
-            yield moved(state, me, "linked", lock=lock, key=key, links=put(state.links, me, True))
-        elif step == "linked":
             yield moved(state, me, "done", places=put(state.places, me, QUEUE))
 
 

@@ -44,10 +44,12 @@ BESIDE = dict.fromkeys(["docs/howto/services.md", "docs/howto/after-commit.md"],
 INSTALL = {"docs/howto/backend.md"}
 # Pages whose Python needs Spark: tests/spark runs it.
 SPARK = "docs/pipeline/"
+# Pages whose Python needs other task queues: tests/e2e/test_coming_from.py runs it.
+PEERS = "docs/coming-from/"
 # Programs of others.
 _PROGRAMS = """
-. apt-get cat convert-to-thumbnail cp curl docker echo find flask hostname kubectl ls mv openssl pip pkill printf pytest
-rfq rm sed seq sh spark-submit uvicorn
+. apt-get arq cat celery convert-to-thumbnail cp curl docker dramatiq echo find flask hostname huey_consumer kubectl
+ls mv openssl pip pkill printf pytest redis-cli rfq rm rq sed seq sh spark-submit uvicorn
 """
 PROGRAMS = set(_PROGRAMS.split())
 # Commands of qworker that end by themselves, and need nothing but a store: they are run.
@@ -120,7 +122,7 @@ class Reader:
     def _python(self, block: Block) -> None:
         assert block.file is not None, "a Python block begins with `# NAME.py`, because it is run as that file"
         compile((self.folder / block.file).read_text(), block.file, "exec", dont_inherit=True)
-        if not self.page.startswith(SPARK):
+        if not self.page.startswith((SPARK, PEERS)):
             module = block.file.removesuffix(".py").replace("/", ".")
             first = DJANGO if (self.folder / "manage.py").exists() else ""
             python = shutil.which("python", path=self.environment["PATH"])
@@ -340,7 +342,7 @@ def every_command(group: click.Group, context: click.Context, prefix: str = "") 
 
 def test_every_command_and_every_option_that_prose_names_exists() -> None:
     known = dict(every_command(cli, click.Context(cli), "qworker "))
-    wrong, found = [], 0
+    wrong, found = list[str](), 0
     for page in pages():
         prose = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
         for span in re.findall(r"`(qworker [a-z][^`]*)`", prose):
@@ -348,9 +350,8 @@ def test_every_command_and_every_option_that_prose_names_exists() -> None:
             command = None if name is None else known[name]
             if isinstance(command, click.Group):
                 continue
-            options = (
-                set() if command is None else {option for p in command.params for option in p.opts + p.secondary_opts}
-            )
+            params = [] if command is None else command.params
+            options = {option for param in params for option in param.opts + param.secondary_opts}
             asked = set(re.findall(r"(?<=[ \[])--[\w-]+", span))
             if command is None or asked - options - {"--help"}:
                 wrong.append(f"{page}: `{span}`")

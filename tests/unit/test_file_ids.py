@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -15,9 +17,12 @@ import pytest_asyncio
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.names import new_id
+from qworker.testing import wait_until
 from qworker.testing.clock import FakeClock
 from qworker_file import FileBackend
+from qworker_file.holds import is_held, keep_hold
 from qworker_file.id_index import clean_up_index
+from qworker_file.id_place import replace_link
 from qworker_file.layout import QueueDir
 from qworker_file.names import (
     MAX_OWN,
@@ -27,6 +32,9 @@ from qworker_file.names import (
     hold_name,
     index_name,
     item_name,
+    key_link_name,
+    key_mark,
+    key_record_name,
     may_lack_link,
     parse_id,
     parse_item,
@@ -326,6 +334,46 @@ async def test_backups_in_the_middle_of_publishes_lose_and_repeat_nothing(root: 
     assert min(runs.values()) >= 2
 
 
+# -- publishers at the same time ---------------------------------------------------------------------------------------
+
+
+async def test_publishers_of_the_same_ids_under_different_keys_do_not_wait_for_each_other(
+    root: Path, backend: FileBackend
+) -> None:
+    """Each of them has one of the ids if a third one delays both in the middle of their batches."""
+    keys = sorted(map(str, range(6)), key=lambda key: key_link_name(key_mark(key, started=False)))
+    first, second = (
+        [Draft(body=b"", id=draft_id, unique_key=key) for draft_id, key in zip(ids, some, strict=True)]
+        for ids, some in ((["x", "xx", "y"], keys[:3]), (["y", "xx", "x"], keys[3:]))
+    )
+    names, busy = root / "q" / "names", root / "q" / "tmp" / "_20260101000000_000000001_1_host_0"
+    with busy.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.link(busy, names / index_name("xx"))
+        calls = [asyncio.create_task(backend.publish("q", drafts)) for drafts in (first, second)]
+        await wait_until(lambda: {index_name("x"), index_name("y")} & set(os.listdir(names)))
+        busy.unlink()
+    done, waiting = await asyncio.wait(calls, timeout=5.0)
+    for call in waiting:
+        call.cancel()
+    assert [sorted(call.result()) for call in done] == [["x", "xx", "y"]] * 2
+    assert await count(backend) == 3
+
+
+async def test_a_key_that_an_earlier_message_with_the_same_id_has_left_keeps_no_publisher_waiting(
+    forgetful: FileBackend,
+) -> None:
+    await forgetful.publish("q", [Draft(body=b"", id=ID, unique_key="old")])
+    await end(forgetful, SettleAction.FAIL_PERM)
+    await forgetful.remove("q", Selection(ids=[ID]))
+    names = files_of(forgetful).names
+    mark = key_mark("old", started=False)
+    os.symlink(ID, key_link_name(mark), dir_fd=names)
+    os.symlink("old", key_record_name(ID), dir_fd=names)
+    drafts = [Draft(body=b"", id=ID), Draft(body=b"", id="new", unique_key="old")]
+    assert await asyncio.wait_for(forgetful.publish("q", drafts), 5.0) == [ID, "new"]
+
+
 # -- holds -------------------------------------------------------------------------------------------------------------
 
 HELD = Draft(body=b"x", id=ID, hold=60.0)
@@ -359,6 +407,34 @@ async def test_a_longer_hold_replaces_a_shorter_one(root: Path, forgetful: FileB
     await forgetful.publish("q", [HELD])
     await end(forgetful, SettleAction.ACK)
     assert int(os.readlink(root / "q" / "names" / hold_name(ID))) >= int(first) + 61_000
+
+
+@pytest.mark.parametrize("step", range(7))
+@pytest.mark.parametrize("earlier", [None, "1", "-1"], ids=str)
+async def test_a_lease_leaves_a_hold_free_that_was_freed_meanwhile(
+    backend: FileBackend, monkeypatch: pytest.MonkeyPatch, step: int, earlier: str | None
+) -> None:
+    """Whether there is a shorter hold of an earlier message, and before whichever step it is freed."""
+    files, name, item = files_of(backend), hold_name(ID), f"_{stem_for(ID, new_id(), 2000)}_0"
+    if earlier is not None:
+        os.symlink(earlier, name, dir_fd=files.names)
+    steps = iter(range(step))
+    freed: list[str] = []
+
+    def free_before(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            if next(steps, None) is None and not freed:
+                freed.append(name)
+                replace_link(files, "-2000", name)
+            return call(*args, **options)
+
+        return wrapped
+
+    for call in ("readlink", "symlink", "rename", "unlink"):
+        monkeypatch.setattr(os, call, free_before(getattr(os, call)))
+    keep_hold(files, item, now=1.0)
+    monkeypatch.undo()
+    assert is_held(files, ID, now=1.0) is not bool(freed)
 
 
 async def test_holds_that_have_ended_are_removed(root: Path, forgetful: FileBackend) -> None:
