@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +25,9 @@ from qworker.errors import (
 from qworker.message import Query
 from qworker.testing import in_memory
 from tests.unit.conftest import App
+from tests.unit.test_jobs import redis, url
 
-
-@pytest.fixture(params=["memory", "file"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"memory://{tmp_path.name}" if request.param == "memory" else f"file://{tmp_path}/spool?sync=off"
+__all__ = ["redis", "url"]
 
 
 async def stored(tasks: Tasks[Any], queue: str = "default") -> list[str]:
@@ -86,6 +83,7 @@ def test_the_synchronous_block_does_the_same_for_code_without_an_event_loop(url:
         jobs = [work.enqueue_sync(1), mail.enqueue_sync(2), *tasks.enqueue_many_sync([work.call(3)])]
         assert [job.status_sync().state for job in jobs] == ["gone"] * 3
     assert [job.status_sync().state for job in jobs] == ["ready"] * 3
+    tasks._run_sync(tasks.aclose())
 
 
 @pytest.mark.parametrize("error", [KeyError, asyncio.CancelledError, Retry])

@@ -28,7 +28,9 @@ UNDECLARED = {
     "typing_extensions",
     # Only an app that has it imports what needs it.
     "django",
+    "flask",
     "pydantic",
+    "sqlalchemy",
 }
 # Distributions that are declared and not imported.
 NOT_IMPORTED = {

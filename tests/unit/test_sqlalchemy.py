@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ class Shop:
     """A database, and an app whose handler `send` reads it."""
 
     def __init__(self, folder: Path) -> None:
-        self.tasks: Tasks[Any] = Tasks(f"memory://{folder.name}?max_body=1KiB")
+        self.tasks: Tasks[Any] = Tasks(f"memory://{secrets.token_hex(8)}?max_body=1KiB")
         self.path = folder / "shop.sqlite"
         # Without a pool: SQLite is a file, and each session has a connection of its own.
         self.engine: Engine = create_engine(f"sqlite:///{self.path}", poolclass=NullPool)
