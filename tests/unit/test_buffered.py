@@ -12,6 +12,7 @@ import pytest
 
 from qworker import Buffered, Call, Draft, Job, Retry, State, Task, Tasks, Unique
 from qworker.backend.listing import list_messages
+from qworker.enqueue.portal import run_blocking
 from qworker.errors import (
     AlreadyEnqueued,
     BackendUnavailable,
@@ -83,7 +84,7 @@ def test_the_synchronous_block_does_the_same_for_code_without_an_event_loop(url:
         jobs = [work.enqueue_sync(1), mail.enqueue_sync(2), *tasks.enqueue_many_sync([work.call(3)])]
         assert [job.status_sync().state for job in jobs] == ["gone"] * 3
     assert [job.status_sync().state for job in jobs] == ["ready"] * 3
-    tasks._run_sync(tasks.aclose())
+    run_blocking(tasks.aclose(), instead="await")
 
 
 @pytest.mark.parametrize("error", [KeyError, asyncio.CancelledError, Retry])

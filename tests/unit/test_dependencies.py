@@ -83,7 +83,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Call) and node.args:
             function, name = node.func, node.args[0]
             called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            if called in IMPORTERS and isinstance(name, ast.Constant):
+            if called in IMPORTERS and isinstance(name, ast.Constant) and isinstance(name.value, str):
                 yield name.value
 
 
