@@ -194,6 +194,11 @@ class _AppKey:
         there = self._files if holder.queue == self._files.name else self._open_other(holder.queue)
         return Holder.VOID if there is None else state_of(there, holder, self._mark, self._located)
 
+    def shown_holder(self) -> str:
+        """Return the id of the holder, with its queue if that is another one."""
+        assert self.holder is not None
+        return str(self.holder) if self.holder.queue == self._files.name else self.holder
+
     async def look(self) -> bool:
         """Locate the holder before another check. Return whether that must wait for another process."""
         holder = self.holder
@@ -253,8 +258,8 @@ async def _taken_app_key(files: QueueDir, item: str, message_id: str, key: _AppK
         try:
             with lock_app_keys(files) as keys:
                 state = Holder.UNSURE if keys is None else key.check(keys, message_id)
-                if state is Holder.LIVE and key.holder is not None:
-                    raise held_error(key_of(files, item)[0] or item, key.holder)
+                if state is Holder.LIVE:
+                    raise held_error(key_of(files, item)[0] or item, key.shown_holder())
                 if state is Holder.VOID and keys is not None:
                     give_app_key(files, keys, message_id, mark_in(item) or "")
                     yield
@@ -419,9 +424,8 @@ class _Reservation:
                 self.unsure = set()
                 return False
             self._app_key = None
-            if state is Holder.LIVE and call.holder is not None:
-                is_here = call.holder.queue == files.name
-                self.found.instead[message_id] = str(call.holder) if is_here else call.holder
+            if state is Holder.LIVE:
+                self.found.instead[message_id] = call.shown_holder()
             else:
                 record_key(files, message_id, key)
                 give_app_key(files, keys, message_id, mark)

@@ -64,6 +64,10 @@ from qworker_redis.wait import WakeListWaiter
 __all__ = ["RedisBackend"]
 
 
+# No step of a cluster has keys of two slots.
+CLUSTER_DEVIATIONS: Mapping[str, str] = {"unique_app": "the keys of a queue are in one hash slot"}
+
+
 class RedisBackend(Backend):
     """Queues in a Redis, a Redis with sentinels, or a Redis cluster.
 
@@ -73,7 +77,7 @@ class RedisBackend(Backend):
         remote_leases: Whether leases outlive this process.
     """
 
-    deviations: ClassVar[Mapping[str, str]] = {"unique_app": "the keys of a queue are in one hash slot"}
+    deviations: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._store = store = RedisStore(options, NATIVE, clock)
@@ -91,6 +95,11 @@ class RedisBackend(Backend):
         self.bulk = RedisBulkStore(store, self._register)
         self._cells = RedisCells(store, self._register)
         self._cell_waiter = CellWaiter(store, self._cells)
+
+    @staticmethod
+    def deviations_at(url: BackendURL) -> Mapping[str, str]:
+        """Return the deviations of a URL."""
+        return CLUSTER_DEVIATIONS if url.scheme == "redis+cluster" else {}
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
@@ -132,7 +141,10 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        identified = give_ids(drafts, "redis", self.deviations)
+        if self._store.options.mode == "cluster":
+            identified = give_ids(drafts, "redis+cluster", CLUSTER_DEVIATIONS)
+        else:
+            identified = give_ids(drafts)
         ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), identified)))
         if identified is not drafts:
             refuse_pending(identified, ids)

@@ -140,7 +140,7 @@ def test_a_key_of_the_app_is_held_by_one_message_of_all_queues_if_the_publisher_
 
 
 async def check_app_key(url: str) -> bool:
-    """One message of both queues gets the key, and frees it at its end. Return whether the one of the program had it."""
+    """One message of both queues gets the key, and frees it at its end. Return whether that of the program had it."""
     backend = open_backend(url)
     draft = Draft(body=b"y", unique_key="k", unique=APP_KEY)
     await backend.create(OTHER)
