@@ -13,7 +13,7 @@ from qworker.enqueue.batches import BATCH, publish_calls
 from qworker.errors import AlreadyEnqueued, EnqueueFailed, UsageError
 from qworker.jobs.job import Job
 from qworker.jobs.source import JobApp
-from qworker.names import counted, created_id, to_message_id
+from qworker.names import created_id, to_message_id
 
 __all__ = ["WaitingCall", "send_calls", "wait_to_send"]
 
@@ -99,7 +99,7 @@ def _failure(calls: Sequence[WaitingCall], unsent: Sequence[_Unsent]) -> Enqueue
     stored = [waiting.job for waiting in calls if id(waiting) not in missing]
     first = unsent[0]
     text = (
-        f"{len(stored)} of {counted(len(calls), 'call')} are stored, and the others may not be"
-        f" (queue {first.waiting.call.queue!r}: {first.error}): enqueue the calls in `unsent` of this error again"
+        f"{len(unsent)} of {len(calls)} calls may not be stored (queue {first.waiting.call.queue!r}: {first.error}):"
+        " enqueue the calls in `unsent` of this error again"
     )
     return EnqueueFailed(text, stored, [one.waiting.call for one in unsent], [one.error for one in unsent])
