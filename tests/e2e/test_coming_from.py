@@ -23,7 +23,7 @@ from tests.support.processes import PYTHON
 from tests.support.servers import RedisServer, free_port
 
 # The libraries, and the versions that their pages name.
-VERSIONS = {"arq": "0.28.0", "celery": "5.7.0", "dramatiq": "2.2.1"}
+VERSIONS = {"arq": "0.28.0", "celery": "5.7.0", "dramatiq": "2.2.1", "rq": "3.0.0"}
 CLAIMS = ROOT / "tests" / "fixtures" / "coming_from"
 
 pytestmark = pytest.mark.timeout(300)
