@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from qworker.kit.directory.body_sizes import examine_bodies
-from qworker.kit.directory.doctor import examine_directory, find_blocked, try_fifo, try_link
+from qworker.kit.directory.doctor import examine_directory, find_blocked, try_exchange, try_fifo, try_link
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.store_errors import store_error
 from qworker.kit.threads import BlockingCall, run_in_thread
@@ -19,9 +19,9 @@ __all__ = ["check_directory"]
 
 
 async def check_directory(url: BackendURL) -> list[Check]:
-    """Check the directory. A given id needs hard links, and waking idle workers needs named pipes."""
+    """Check the directory. A given id needs hard links, a replaced call an exchange, and idle workers named pipes."""
     options = FileOptions.from_url(url)
-    attempts = [("link", try_link), ("fifo", try_fifo)]
+    attempts = [("link", try_link), ("exchange", try_exchange), ("fifo", try_fifo)]
     checks = await examine_directory(url.directory, attempts, shared=options.shared)
     checks += await examine_bodies(url.directory, ("*/queue", "*/delay"), options.max_body)
     checks += await find_blocked(url.directory)

@@ -21,7 +21,16 @@ from qworker.backend.unique_keys import held_error
 from qworker.kit.files import find_inode, has_entry, link_file, list_names, try_unlink
 from qworker.kit.opening import open_directory, open_entry
 from qworker_file.holds import has_ended, is_held
-from qworker_file.id_place import Located, Place, is_unchanged, locate, read_status, record_place, recorded_place
+from qworker_file.id_place import (
+    Located,
+    Place,
+    is_unchanged,
+    item_at,
+    locate,
+    read_status,
+    record_place,
+    recorded_place,
+)
 from qworker_file.layout import QueueDir
 from qworker_file.loads import staged_files
 from qworker_file.names import (
@@ -36,12 +45,15 @@ from qworker_file.names import (
     parse_lease,
     place_name,
 )
-from qworker_file.publish_plan import Plan
+from qworker_file.publish_plan import Plan, Planner
+from qworker_file.replace import Replaced, finish_replacing, replace_waiting
 from qworker_file.unique_keys import Holder, free_key, give_key, holder_of, is_key_left, keep_key, key_of, state_of
 
 __all__ = ["Reserved", "clean_up_index", "lock_index", "remove_id", "reserve_ids", "unlock"]
 
 _LOCK_PAUSE = 0.002
+# So often a message that is to be replaced can be locked: 0.1 s in all.
+_MOST_BUSY = 50
 
 
 def _try_lock(files: QueueDir) -> int | None:
@@ -112,7 +124,9 @@ async def clean_up_index(files: QueueDir, now: float) -> int:
         try:
             if not _is_left(files, kind, key, now):
                 continue
-            if kind in {"hold", "key"}:
+            if kind in {"swap", "next"}:
+                finish_replacing(files, f"id-{key}")
+            elif kind in {"hold", "key"}:
                 try_unlink(name, files.names)
             else:
                 try_unlink(f"unique-{key}", files.names)
@@ -129,6 +143,9 @@ def _is_left(files: QueueDir, kind: str, key: str, now: float) -> bool:
         return has_ended(files, f"hold-{key}", now)
     if kind == "key":
         return is_key_left(files, f"key-{key}")
+    if kind in {"swap", "next"}:
+        # Its publisher died, if no other process has the lock.
+        return True
     if kind in {"at", "unique"}:
         return not has_entry(f"id-{key}", files.names)
     if kind != "id":
@@ -157,6 +174,7 @@ async def taken_key(files: QueueDir, item: str) -> AsyncGenerator[None]:
             holder = holder_of(files, mark)
             state = Holder.VOID
             if holder is not None and holder != message_id:
+                finish_replacing(files, index_name(holder))
                 state = state_of(files, holder, mark, located)
             if state is Holder.LIVE and holder is not None:
                 raise held_error(key_of(files, item)[0] or mark, holder)
@@ -180,31 +198,36 @@ class Reserved(msgspec.Struct):
     Attributes:
         stored: The given ids that are stored or held.
         instead: The ids of the messages that have the unique keys of others, by the ids of those.
+        replaced: The messages that have taken the places of those.
     """
 
     stored: set[str]
     instead: dict[str, str]
+    replaced: list[Plan]
 
     def has(self, message_id: str | None) -> bool:
         """Return whether a message is not to be stored."""
         return message_id in self.stored or message_id in self.instead
 
 
-async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> Reserved:
+async def reserve_ids(files: QueueDir, plans: Sequence[Plan], planner: Planner, now: float) -> Reserved:
     """Give each message with a given id its second link in names/, and its unique key.
+
+    A message that replaces a waiting one with its key is visible afterwards. Its content is on the disk before.
 
     Every call takes all of its ids before its first key, both in a fixed order. While it waits for another publisher,
     it has only what comes before. So no publishers wait for each other.
 
     Args:
         files: The queue.
-        plans: The messages.
+        plans: The messages. If one replaces others, it is the only one with its key.
+        planner: Names them.
         now: Unix seconds, by the store's clock.
 
     Raises:
         OSError: An id cannot be reserved.
     """
-    call = _Reservation(files, now)
+    call = _Reservation(files, planner, now)
     given = sorted((plan for plan in plans if plan.given_id is not None), key=lambda plan: plan.given_id or "")
     unlinked = frozenset(plan.given_id for plan in given if plan.given_id and may_lack_link(plan.given_id))
     is_listed = not unlinked
@@ -227,8 +250,9 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> Res
         if steps:
             # The lock is not held meanwhile: it may list.
             call.located = await locate(files, call.unsure)
-            if _is_any_in_progress(files, call.located):
-                # Another publish of the same id either stores a message or leaves nothing.
+            if call.is_busy or _is_any_in_progress(files, call.located):
+                # Another publish of the same id either stores a message or leaves nothing. A file that is locked is
+                # leased at this moment.
                 await asyncio.sleep(_LOCK_PAUSE)
     return call.found
 
@@ -236,15 +260,19 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan], now: float) -> Res
 class _Reservation:
     """One call of `reserve_ids`. Its methods need the lock of names/."""
 
-    def __init__(self, files: QueueDir, now: float) -> None:
+    def __init__(self, files: QueueDir, planner: Planner, now: float) -> None:
         self._files = files
+        self._planner = planner
         self._now = now
-        self.found = Reserved(set(), {})
+        self.found = Reserved(set(), {}, [])
         self.located = Located({}, {})
         # The ids to locate before the next attempt.
         self.unsure: set[str] = set()
         # The messages of this call that have keys, by the names of the keys' symlinks.
         self._own: dict[str, str] = {}
+        # Whether the message that is to be replaced is locked, and how often one was.
+        self.is_busy = False
+        self._busy_count = 0
 
     def reserve_id(self, plan: Plan) -> bool:
         """Reserve an id, or find that it is stored. False: it must be located first, or is published now."""
@@ -255,7 +283,7 @@ class _Reservation:
             return False
         if message_id in self.found.stored:
             return True
-        holder = holder_of(self._files, plan.key_mark) if plan.key_mark else None
+        holder = holder_of(self._files, plan.key_mark) if plan.key_mark and plan.replacing is None else None
         if holder is not None and self._state_of(holder, plan) is Holder.LIVE:
             self.found.instead[message_id] = holder
         else:
@@ -274,6 +302,8 @@ class _Reservation:
         if holder is None:
             holder = holder_of(self._files, plan.key_mark)
             state = Holder.VOID if holder is None else self._state_of(holder, plan)
+            if holder is not None and state is Holder.LIVE and plan.replacing is not None:
+                state = self._replace(plan, holder)
         if holder is None or state is Holder.VOID:
             # The key is void until the message is visible.
             keep_key(self._files, message_id, plan.unique_key, plan.key_mark)
@@ -285,15 +315,45 @@ class _Reservation:
             self.found.instead[message_id] = holder
         return True
 
+    def _replace(self, plan: Plan, holder: str) -> Holder:
+        """Let a message take the place of the one that has its key, if that one waits.
+
+        Returns:
+            LIVE: it has. VOID: the other one runs. UNSURE: the other one must be located first.
+        """
+        files = self._files
+        assert plan.given_id is not None
+        status = read_status(files, holder)
+        place = None if status is None else self._place(holder, status.st_ino)
+        if place is None or place.directory == "lease":
+            return Holder.VOID
+        # It will have the other id. Only one link in names/ counts.
+        _free(files, plan.given_id)
+        new = self._planner.replan(plan, item_at(place) or "", self._now)
+        outcome = replace_waiting(files, new, holder, place)
+        self.is_busy = outcome is Replaced.BUSY
+        if outcome is Replaced.YES:
+            self.found.replaced.append(new)
+            return Holder.LIVE
+        self._link(plan, plan.given_id)
+        self._busy_count += self.is_busy
+        # A file that stays locked is run by an fsq program, in place.
+        return Holder.UNSURE if self._busy_count < _MOST_BUSY else Holder.VOID
+
+    def _place(self, message_id: str, inode: int) -> Place | None:
+        return recorded_place(self._files, message_id, inode) or self.located.places.get(message_id)
+
     def _state_of(self, holder: str, plan: Plan) -> Holder:
+        finish_replacing(self._files, index_name(holder))
         return state_of(self._files, holder, plan.key_mark, self.located)
 
     def _check_id(self, message_id: str) -> bool:
         """Find out whether an id is stored or held. False: it must be located first, or is published now."""
         files, stored = self._files, self.found.stored
+        finish_replacing(files, index_name(message_id))
         status = read_status(files, message_id)
         if status is not None and status.st_nlink > 1:
-            place = recorded_place(files, message_id, status.st_ino) or self.located.places.get(message_id)
+            place = self._place(message_id, status.st_ino)
             if place is not None and place.directory != "tmp":
                 stored.add(message_id)
                 return True

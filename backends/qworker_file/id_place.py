@@ -19,7 +19,16 @@ from qworker.kit.files import find_inode, has_entry, try_unlink
 from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import FULL, NOT_SUPPORTED
 from qworker_file.layout import QueueDir
-from qworker_file.names import given_id, index_name, may_lack_link, parse_delay, parse_lease, place_name
+from qworker_file.names import (
+    given_id,
+    index_name,
+    may_lack_link,
+    next_name,
+    parse_delay,
+    parse_lease,
+    place_name,
+    swap_name,
+)
 
 __all__ = [
     "Located",
@@ -74,8 +83,17 @@ class Located(msgspec.Struct):
 
 def read_status(files: QueueDir, message_id: str) -> os.stat_result | None:
     """Return the status of the link of an id, or None without one."""
+    index = index_name(message_id)
+    status = _status_of(files, index)
+    if status is not None and find_inode(swap_name(index), files.names) == status.st_ino:
+        # Another file has its place by now, and its link does not have this name yet.
+        return _status_of(files, next_name(index)) or _status_of(files, index)
+    return status
+
+
+def _status_of(files: QueueDir, name: str) -> os.stat_result | None:
     try:
-        return os.stat(index_name(message_id), dir_fd=files.names, follow_symlinks=False)
+        return os.stat(name, dir_fd=files.names, follow_symlinks=False)
     except FileNotFoundError:
         return None
 

@@ -9,7 +9,9 @@ The first character of an item is its delimiter, which is also its priority: `_`
 So names sort in the order in which messages are leased. The first four fields are the message's id. An id of another
 form, chosen by its publisher, is in the host field after a `~`. Marks follow it, each after a comma: `h<end, ms>` is
 the end of its hold, and `k<digest>` stands for its unique key. A letter follows that digest if the key is free from the
-first lease on: `s` before that lease, `x` from then on. Zeros in front of the tries count the deaths: `_003` are 3
+first lease on: `s` before that lease, `x` from then on. `r<time, ms>` is when the last call with the key took the place
+of the message; such an item has a tenth digit in its entropy, by which no release takes its name for that of one file
+only. Zeros in front of the tries count the deaths: `_003` are 3
 tries with 2 deaths. Every program that reads the tries as a number skips them.
 """
 
@@ -38,6 +40,7 @@ __all__ = [
     "byte_length",
     "cancelled_name",
     "delay_name",
+    "first_moment",
     "given_id",
     "has_key",
     "hold_end_ms",
@@ -56,6 +59,7 @@ __all__ = [
     "make_alias",
     "mark_in",
     "may_lack_link",
+    "next_name",
     "parse_delay",
     "parse_id",
     "parse_item",
@@ -64,9 +68,11 @@ __all__ = [
     "plain_item",
     "ready_names",
     "reason_name",
+    "replacing_stem",
     "restarted_item",
     "started_item",
     "stem_for",
+    "swap_name",
     "with_tries",
     "without_letters",
 ]
@@ -100,6 +106,7 @@ _CANCELLED = "~cancelled"
 _MARK = ","
 _HOLD = "h"
 _KEY = "k"
+_REPLACED = "r"
 # Characters of the digest of a unique key, after which its letters follow.
 _KEY_DIGEST = 20
 _FREE_WHEN_STARTED, _STARTED = "s", "x"
@@ -169,12 +176,13 @@ def _parse_unusual(name: str, local: bool) -> Item | None:
         return None
     priority = _PRIORITIES.get(delimiter)
     is_given = pid == "0" and host.startswith(_GIVEN)
+    replaced_ms = _replaced_ms(host) if is_given else None
     own = priority is not None and len(entropy) == 9 and (is_given or host[-9:-8] == "-")
     return Item(
         id=_id(stamp, entropy, pid, host),
         tries=int(tries),
         arguments=tuple(arguments),
-        enqueued_at=_moment(stamp, entropy, local),
+        enqueued_at=_moment(stamp, entropy, local) if replaced_ms is None else replaced_ms / 1000,
         is_own=own,
         deaths=_deaths(tries),
         priority=priority or 0,
@@ -392,6 +400,13 @@ def hold_end_ms(item: str) -> int | None:
     return None
 
 
+def _replaced_ms(host: str) -> int | None:
+    for mark in host.split(_MARK)[1:]:
+        if mark[:1] == _REPLACED and _number(mark[1:]):
+            return int(mark[1:])
+    return None
+
+
 def _marks(item: str, kind: str) -> list[str]:
     """Return the marks of a kind in an item's name."""
     if given_id(item) is None:
@@ -457,6 +472,31 @@ def _with_letter(item: str, letter: str, other: str) -> str:
     return item.replace(_MARK + mark, _MARK + changed, 1)
 
 
+def replacing_stem(item: str, moment: float, hold_ms: int | None, key_mark: str) -> str:
+    """Return the first four fields of the item that takes the place of another one.
+
+    It has the id of that one and its place in the order, and a name that no file had before.
+
+    Args:
+        item: The item that waits.
+        moment: Unix seconds of the call that replaces it.
+        hold_ms: The end of the hold of the new one, in Unix milliseconds; None without one. The later end counts.
+        key_mark: The mark of its unique key.
+    """
+    stamp, entropy, _, host = item.split(item[0], 5)[1:5]
+    message_id = given_id(item)
+    assert message_id is not None, item
+    ends = [end for end in (hold_ms, hold_end_ms(item)) if end is not None]
+    stem = stem_for(message_id, f"{stamp}_{entropy[:9]}0_0", max(ends, default=None), key_mark)
+    return f"{stem}{_MARK}{_REPLACED}{max(int(moment * 1000), (_replaced_ms(host) or 0) + 1)}"
+
+
+def first_moment(item: str, *, local: bool) -> float | None:
+    """Return when the first call was enqueued whose place an item has, in Unix seconds."""
+    stamp, entropy = item.split(item[0], 3)[1:3]
+    return _moment(stamp, entropy[:9], local)
+
+
 def key_link_name(mark: str) -> str:
     """Return the name in names/ of the symlink to the message that has the key of a mark."""
     return f"key-{mark[1 : _KEY_DIGEST + 1]}"
@@ -480,6 +520,20 @@ def _digest(message_id: str) -> str:
 def index_name(message_id: str) -> str:
     """Return the name in names/ of the second link of a message whose publisher chose its id."""
     return "id-" + _digest(message_id)
+
+
+def swap_name(index: str) -> str:
+    """Return the name in names/ of a file that is about to take the place of a waiting one, or of that one, after it.
+
+    Args:
+        index: The `index_name` of their id.
+    """
+    return f"swap-{index.partition('-')[2]}"
+
+
+def next_name(index: str) -> str:
+    """Return the name in names/ of the second link that the new file will have instead of the old one."""
+    return f"next-{index.partition('-')[2]}"
 
 
 def place_name(message_id: str) -> str:

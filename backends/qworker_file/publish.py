@@ -9,7 +9,7 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -60,8 +60,8 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
         plans = store.planner.plan(drafts, result.ids)
         try:
             with opened.files:
-                for start in range(0, len(plans), store.files_at_once):
-                    await _store_batch(store, opened.files, plans[start : start + store.files_at_once], result)
+                for batch in _batches(plans, store.files_at_once):
+                    await _store_batch(store, opened.files, batch, result)
             break
         except FileNotFoundError:
             if opened.files.is_in_place(store.root):
@@ -75,14 +75,36 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
     return [result.instead.get(each, each) for each in result.ids] if result.instead else result.ids
 
 
+def _batches(plans: list[Plan], most: int) -> Iterator[list[Plan]]:
+    """Divide messages so that one that replaces others is the only one of its batch with its unique key."""
+    batch: list[Plan] = []
+    keys: dict[str, bool] = {}
+    for plan in plans:
+        replaces = plan.replacing is not None
+        is_met = plan.unique_key is not None and plan.unique_key in keys
+        if len(batch) == most or (is_met and (replaces or keys[plan.unique_key or ""])):
+            yield batch
+            batch, keys = [], {}
+        batch.append(plan)
+        if plan.unique_key is not None:
+            keys[plan.unique_key] = replaces
+    if batch:
+        yield batch
+
+
 async def _store_batch(store: Store, files: QueueDir, plans: list[Plan], result: _Result) -> None:
     commit = store.group_commit
     try:
         await _write(files, plans, keep_open=commit is not None)
+        are_synced = any(plan.replacing is not None for plan in plans)
+        if are_synced:
+            # A message that takes the place of another one is visible at once.
+            store.check_exchange(files)
+            await _sync(commit, plans)
         if any(plan.given_id is not None for plan in plans):
-            plans = await _exclude_stored(commit, files, plans, store.clock.time(), result.instead)
-        if commit is not None:
-            await sync_bodies(commit, [plan.fd for plan in plans])
+            plans = await _exclude_stored(store, files, plans, result)
+        if not are_synced:
+            await _sync(commit, plans)
     except BaseException:
         _discard(files, plans)
         raise
@@ -95,6 +117,11 @@ async def _store_batch(store: Store, files: QueueDir, plans: list[Plan], result:
         if any(plan.given_id is not None for plan in plans):
             changed.add(files.names)
         await sync_names(commit, changed)
+
+
+async def _sync(commit: GroupCommit | None, plans: list[Plan]) -> None:
+    if commit is not None:
+        await sync_bodies(commit, [plan.fd for plan in plans])
 
 
 async def _write(files: QueueDir, plans: list[Plan], *, keep_open: bool) -> None:
@@ -115,18 +142,18 @@ async def _write(files: QueueDir, plans: list[Plan], *, keep_open: bool) -> None
             turn_ends = time.perf_counter() + _TURN
 
 
-async def _exclude_stored(
-    commit: GroupCommit | None, files: QueueDir, plans: list[Plan], now: float, instead: dict[str, str]
-) -> list[Plan]:
+async def _exclude_stored(store: Store, files: QueueDir, plans: list[Plan], result: _Result) -> list[Plan]:
     """Reserve the given ids and unique keys. Discard and leave out the messages that are stored."""
-    reserved = await reserve_ids(files, plans, now)
+    reserved = await reserve_ids(files, plans, store.planner, store.clock.time())
     if not reserved.stored and not reserved.instead:
         return plans
-    instead |= reserved.instead
+    result.instead |= reserved.instead
+    for plan in reserved.replaced:
+        (result.delayed if plan.delayed else result.ready).append(plan.name)
     _discard(files, [plan for plan in plans if reserved.has(plan.given_id)])
-    if commit is not None:
+    if store.group_commit is not None:
         # Their publisher may not have made them durable yet, and this call reports that they are.
-        await sync_names(commit, {files.queue, files.delay, files.names})
+        await sync_names(store.group_commit, {files.queue, files.delay, files.names})
     return [plan for plan in plans if not reserved.has(plan.given_id)]
 
 

@@ -8,11 +8,20 @@ from collections.abc import Sequence
 
 import msgspec
 
+from qworker.backend.unique_keys import due_of
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported
 from qworker.message import Draft
 from qworker.names import new_id, new_ids, to_message_id
-from qworker_file.names import MAX_OWN, byte_length, delay_name, item_name, stem_for
+from qworker_file.names import (
+    MAX_OWN,
+    byte_length,
+    delay_name,
+    first_moment,
+    item_name,
+    replacing_stem,
+    stem_for,
+)
 from qworker_file.unique_keys import make_mark
 
 __all__ = ["Plan", "Planner"]
@@ -37,6 +46,7 @@ class Plan(msgspec.Struct, gc=False):
         given_id: The id, if its publisher chose it.
         unique_key: Its unique key, if it has one.
         key_mark: The mark of that key in the name.
+        replacing: Its draft, if it takes the place of a message that waits with the key.
         fd: A descriptor of the file. -1: not opened yet. -2: closed.
     """
 
@@ -47,6 +57,7 @@ class Plan(msgspec.Struct, gc=False):
     given_id: str | None
     unique_key: str | None = None
     key_mark: str = ""
+    replacing: Draft | None = None
     fd: int = -1
 
 
@@ -98,12 +109,37 @@ class Planner:
         else:
             own = stem_for(message_id, dated, int((now + draft.hold) * 1000) if draft.hold > 0 else None, mark)
         name = self._name(own, draft, MAX_OWN if message_id is None else MAX_OWN - _GROWTH)
-        due = now + draft.delay if draft.due_at is None else draft.due_at
         # With tries, its name in queue/ would not be known to a search for its id.
-        delayed = due > now or draft.tries > 0
-        if delayed:
-            name = delay_name(name, int(max(due, now) * 1000))
-        return Plan(draft.body, f"_{stem}_0", name, delayed, message_id, draft.unique_key, mark)
+        name, delayed = self._placed(name, due_of(draft, now, now), now, is_delayed=draft.tries > 0)
+        replacing = draft if draft.unique is not None and draft.unique.replaces else None
+        return Plan(draft.body, f"_{stem}_0", name, delayed, message_id, draft.unique_key, mark, replacing)
+
+    @staticmethod
+    def _placed(item: str, due: float, now: float, *, is_delayed: bool = False) -> tuple[str, bool]:
+        """Return the name of an item in delay/ or in queue/, and whether it is the one in delay/."""
+        if due > now or is_delayed:
+            return delay_name(item, int(max(due, now) * 1000)), True
+        return item, False
+
+    def replan(self, plan: Plan, item: str, now: float) -> Plan:
+        """Plan how a message takes the place of a waiting one with its unique key.
+
+        Args:
+            plan: The message.
+            item: The item that waits.
+            now: Unix seconds.
+
+        Raises:
+            NotSupported: Its name has no room for its arguments.
+        """
+        draft = plan.replacing
+        assert draft is not None, plan.name
+        hold_ms = int((now + draft.hold) * 1000) if draft.hold > 0 else None
+        moment = now if draft.enqueued_at is None else draft.enqueued_at
+        own = self._name(replacing_stem(item, moment, hold_ms, plan.key_mark), draft, MAX_OWN - _GROWTH)
+        first = first_moment(item, local=self._local)
+        name, delayed = self._placed(own, due_of(draft, now, now if first is None else first), now)
+        return msgspec.structs.replace(plan, name=name, delayed=delayed)
 
     @staticmethod
     def _name(stem: str, draft: Draft, most: int) -> str:

@@ -10,14 +10,14 @@ from qworker.clock import Clock
 from qworker.kit.directory.retention import prune
 from qworker.kit.directory.store import DirectoryStore
 from qworker.kit.directory.waiter import Waiter
-from qworker.kit.files import files_at_once
+from qworker.kit.files import check_exchange, files_at_once
 from qworker.kit.linux import boot_id
 from qworker.message import Lease, ReapResult, SettleAction, Settlement
 from qworker.names import check_existing_queue, check_queue
 from qworker_file.cell_hub import CellHub
 from qworker_file.cell_listing import CellListing
 from qworker_file.holder import Holder
-from qworker_file.layout import create_queue, has_queue, open_queue
+from qworker_file.layout import QueueDir, create_queue, has_queue, open_queue
 from qworker_file.lease import ExpiryClock, FileLease
 from qworker_file.loads import LOAD
 from qworker_file.names import reason_name
@@ -61,6 +61,8 @@ class Store(DirectoryStore[OpenQueue]):
         self.live_cells: dict[tuple[str, str], str] = {}
         # What is left of the listings of cells, by queue and group.
         self.cell_listings: dict[tuple[str, str], CellListing] = {}
+        # Whether two files of the root can exchange their names; False until that was checked.
+        self._can_exchange = False
         # The triggers to which this store listens, by queue.
         self._triggers: dict[str, Trigger] = {}
         # The leases of other processes that were observed in queues which are not open now.
@@ -118,6 +120,16 @@ class Store(DirectoryStore[OpenQueue]):
             create_queue(self.root, check_queue(name), self.options.dir_mode, durable=self.options.sync)
             queue = self.get(name)
         return queue
+
+    def check_exchange(self, files: QueueDir) -> None:
+        """Check once that two files can exchange their names.
+
+        Raises:
+            OSError: The file system does not support it.
+        """
+        if not self._can_exchange:
+            check_exchange(files.tmp)
+            self._can_exchange = True
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from qworker import log_events as events
-from qworker.backend.unique_keys import held_error
+from qworker.backend.unique_keys import due_of, held_error
 from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.errors import AlreadyEnqueued, QueueNotFound
 from qworker.failure_text import CANCELLED, code_of
@@ -39,7 +39,7 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import new_id, to_message_id
-from qworker.unique import Unique, debounced_due
+from qworker.unique import Unique
 from qworker_memory.cells import MemoryCells
 
 __all__ = ["MemoryEntry", "MemoryQueue", "MemoryStore", "MemoryWaiter"]
@@ -64,6 +64,7 @@ class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
         holder: The worker that leases it.
         error: Why it failed last.
         held_until: Unix seconds until which its id stays taken once it was leased.
+        first_at: When the first call was published whose place it has, in Unix seconds.
         losses: Where the loss of its lease is reported to its holder. None: it is not leased.
     """
 
@@ -75,6 +76,7 @@ class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
     holder: str | None = None
     error: str | None = None
     held_until: float = 0.0
+    first_at: float = 0.0
     losses: list[LostLease] | None = None
     # Whether it does not have its unique key any more, because it has started.
     is_key_free: bool = False
@@ -237,6 +239,7 @@ class MemoryQueue:
         entry.message = msgspec.structs.replace(
             entry.message,
             body=draft.body,
+            enqueued_at=now if draft.enqueued_at is None else draft.enqueued_at,
             priority=draft.priority,
             unique=unique.stored(),
             argv=draft.argv,
@@ -245,7 +248,9 @@ class MemoryQueue:
             deaths=0,
         )
         entry.error = None
-        due = _due(draft, now, entry.message.enqueued_at)
+        if draft.hold > 0:
+            entry.held_until = max(entry.held_until, now + draft.hold)
+        due = due_of(draft, now, entry.first_at)
         if due > now:
             self.put(entry, State.DELAYED, due)
         else:
@@ -266,8 +271,9 @@ class MemoryQueue:
         )
         entry = self.entries[message_id] = MemoryEntry(message=message, state=State.READY, order=self.next_order)
         entry.held_until = now + draft.hold
+        entry.first_at = message.enqueued_at
         self.next_order += 1
-        due = _due(draft, now, now)
+        due = due_of(draft, now, now)
         if due > now:
             self.put(entry, State.DELAYED, due)
         else:
@@ -399,19 +405,6 @@ class MemoryQueue:
                 entry.holder, entry.error = None, reason
                 self.put(entry, State.FAILED, now)
         return found
-
-
-def _due(draft: Draft, now: float, first: float) -> float:
-    """Return when a draft is due.
-
-    Args:
-        draft: The draft.
-        now: The time, in Unix seconds.
-        first: When the first call with its unique key was published.
-    """
-    if draft.unique is not None and draft.unique.again == "debounce":
-        return debounced_due(draft.unique, now, first)
-    return now + draft.delay if draft.due_at is None else draft.due_at
 
 
 class MemoryStore:

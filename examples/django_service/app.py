@@ -1,4 +1,4 @@
-"""Set Django up, and import the tasks: `qworker run app:tasks` is the same as `manage.py runworker`."""
+"""Set Django up, and import the tasks: with it `qworker run app:tasks` works as `manage.py qworker run app:tasks`."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ from qworker.backend.deviations import refuse_unsupported
 from qworker.errors import AlreadyEnqueued, UsageError
 from qworker.message import Draft
 from qworker.names import check_key, created_id, to_message_id
+from qworker.unique import debounced_due
 
-__all__ = ["give_ids", "held_error", "refuse_pending"]
+__all__ = ["due_of", "give_ids", "held_error", "refuse_pending"]
 
 NO_DEVIATIONS: Mapping[str, str] = MappingProxyType({})
 
@@ -53,6 +54,19 @@ def _with_id(draft: Draft) -> Draft:
     if draft.id is not None:
         return draft
     return msgspec.structs.replace(draft, id=created_id())
+
+
+def due_of(draft: Draft, now: float, first: float) -> float:
+    """Return when a draft is due, in Unix seconds.
+
+    Args:
+        draft: The draft.
+        now: The store's time.
+        first: When the first call with its unique key was published; `now` for the first one.
+    """
+    if draft.unique is not None and draft.unique.again == "debounce":
+        return debounced_due(draft.unique, now, first)
+    return now + draft.delay if draft.due_at is None else draft.due_at
 
 
 def refuse_pending(drafts: Iterable[Draft], ids: Iterable[str]) -> None:

@@ -13,13 +13,14 @@ import stat
 import time
 from collections.abc import AsyncIterator
 
-from qworker.kit.linux import has_writer
+from qworker.kit.linux import exchange_names, has_writer
 from qworker.kit.opening import create_file, open_directory, open_entry, open_file, open_regular
 from qworker.kit.store_errors import NOT_A_FILE, NOT_EMPTY, NOT_SUPPORTED, Unsupported
 
 __all__ = [
     "LONG_TEXT",
     "change_mode",
+    "check_exchange",
     "check_writable",
     "close_all",
     "files_at_once",
@@ -212,6 +213,27 @@ def link_file(source: str, target: str, source_dir: int, target_dir: int) -> Non
             if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
                 raise Unsupported("hard links") from error
         raise
+
+
+def check_exchange(directory: int) -> None:
+    """Check that two files can exchange their names in one step.
+
+    Raises:
+        Unsupported: The file system does not support it.
+        OSError: It cannot be found out.
+    """
+    names = [f"_exchange-{secrets.token_hex(8)}" for _ in range(2)]
+    try:
+        for name in names:
+            make_empty(name, directory)
+        exchange_names(names[0], names[1], directory, directory)
+    except OSError as error:
+        if error.errno == errno.EINVAL or error.errno in NOT_SUPPORTED:
+            raise Unsupported("exchanges of two files") from error
+        raise
+    finally:
+        for name in names:
+            try_unlink(name, directory)
 
 
 def change_mode(directory: int, mode: int) -> None:

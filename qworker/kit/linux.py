@@ -26,6 +26,7 @@ __all__ = [
     "add_inotify_watch",
     "boot_id",
     "die_sooner_without_memory",
+    "exchange_names",
     "file_system_number",
     "finish_writing",
     "has_writer",
@@ -218,6 +219,21 @@ def has_writer(fd: int) -> bool | None:
         if error.errno in _NO_LEASES:
             return None
         raise
+
+
+_renameat2 = _bind("renameat2", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+_EXCHANGE = 2
+
+
+def exchange_names(name: str, other: str, directory: int, other_directory: int) -> None:
+    """Let two files of a file system exchange their names, in one step.
+
+    Raises:
+        OSError: It cannot be done. `FileNotFoundError`: one of them does not exist. `EINVAL`: the file system does not
+            support it.
+    """
+    if _renameat2(directory, os.fsencode(name), other_directory, os.fsencode(other), _EXCHANGE) != 0:
+        raise _last_error()
 
 
 _fstatfs = _bind("fstatfs", ctypes.c_int, ctypes.c_void_p)

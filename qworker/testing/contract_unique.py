@@ -100,6 +100,30 @@ class UniqueContract(Contract):
 
     @rule("unique_key")
     @rule("unique_replace")
+    async def test_a_replaced_message_counts_from_the_last_call_and_at_most_from_the_first(self, case: Case) -> None:
+        first = await publish(case, b"1", debounce(case, 2, 4))
+        (before,) = await case.backend.find(case.queue, [first])
+        for body in (b"2", b"3"):
+            await case.harness.advance(case.tick * 1.5)
+            assert await publish(case, body, debounce(case, 2, 4)) == first
+        (after,) = await case.backend.find(case.queue, [first])
+        assert after.message.enqueued_at >= before.message.enqueued_at + case.tick * 2.9
+        await case.harness.advance(case.tick * 1.2)
+        assert await case.leased_bodies() == [b"3"]
+
+    @rule("unique_key")
+    @rule("unique_replace")
+    @rule("hold")
+    async def test_a_replaced_message_has_the_longer_hold(self, case: Case) -> None:
+        assert await publish(case, b"1", id="one") == "one"
+        assert await publish(case, b"2", _REPLACE, id="two", hold=case.long) == "one"
+        assert await publish(case, b"3", _REPLACE, id="two") == "one"
+        await case.settle(await case.lease_one(), SettleAction.ACK)
+        assert await publish(case, b"4", id="one") == "one"
+        assert await case.counts() == (0, 0, 0, 0)
+
+    @rule("unique_key")
+    @rule("unique_replace")
     async def test_replace_changes_a_retry_which_has_all_its_tries_again(self, case: Case) -> None:
         first = await publish(case, b"first")
         await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, delay=case.long, error="broken")

@@ -168,7 +168,9 @@ def test_a_flask_site_sends_each_mail_once_although_its_worker_is_killed(folder:
 BEFORE_THE_WORKER = """
 import app, json, re
 from django.core.management import call_command
+from django.template.loader import render_to_string
 from django.test import Client
+from qworker import Progress, Status
 from shop.models import Order
 
 call_command("migrate", run_syncdb=True, verbosity=0)
@@ -183,6 +185,10 @@ Order.objects.create(item="forgotten")
 wanted, unwanted = (client.post("/exports").headers["Location"] for _ in range(2))
 assert client.get(wanted).json() == {"state": "ready"}
 page = client.get("/jobs").content.decode()
+# A handler need not know the total of its progress.
+counting = Status(id="count", queue="default", progress=Progress(done=7, total=None))
+shown = render_to_string("jobs.html", {"jobs": [counting]})
+assert "<td>7</td>" in shown and "<progress" not in shown, shown
 token = {"csrfmiddlewaretoken": re.search('csrfmiddlewaretoken" value="([^"]+)"', page)[1]}
 assert re.findall("<td>(.*?)</td>\\\\s*<td>order-1</td>\\\\s*<td>(.*?) *</td>", page) == [("confirm(1,)", "ready")]
 (button,) = [action for action in re.findall('action="([^"]+)"', page) if unwanted.rpartition("/")[2] in action]
@@ -190,13 +196,34 @@ assert client.post(button).status_code == 403
 assert client.post(button, token).status_code == 302
 assert client.post("/schedules/confirm_forgotten/run", token).status_code == 302
 assert client.post("/schedules/other/run", token).status_code == 404
+for job, status in {"no queue/x": 404, ".%00/x": 404, "default/unknown": 302}.items():
+    assert client.post(f"/jobs/{job}/cancel", token).status_code == status, job
+# A task of an app that only `manage.py qworker` imports.
+app.tasks.named("note").enqueue_sync()
 print(json.dumps([wanted, unwanted]))
+"""
+NOTES = """
+from pathlib import Path
+from shop.tasks import tasks
+
+@tasks.task
+def note() -> None:
+    Path("note").touch()
 """
 AFTER_THE_WORKER = """
 import app, sys
 from pathlib import Path
+from django.core.management import CommandError, call_command
 from django.test import Client
 
+assert Path("note").exists()
+call_command("qworker", "stats", "file://./spool")
+try:
+    call_command("qworker", "run", "shop.tasks:tasks", "--brust")
+except CommandError as error:
+    assert error.returncode == 2
+else:
+    raise AssertionError("its exit status is lost")
 client = Client(SERVER_NAME="localhost")
 wanted, unwanted = sys.argv[1:]
 for number in (1, 2):
@@ -228,16 +255,24 @@ def test_a_django_shop_enqueues_what_is_committed_and_its_dashboard_shows_and_ca
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    notes = folder / "notes"
+    notes.mkdir()
+    (notes / "__init__.py").touch()
+    (notes / "tasks.py").write_text(NOTES)
+    with (folder / "shop/settings.py").open("a") as settings:
+        settings.write('INSTALLED_APPS += ["notes"]\n')
     wanted, unwanted = json.loads(run("-c", BEFORE_THE_WORKER))
-    # One order, one export and one call of the schedule: the order that was rolled back has left nothing.
-    assert len(stored(folder / "spool/default", "queue")) == 3
-    run("manage.py", "runworker", "--burst")
+    # One order, one export, one call of the schedule and a note: the order that was rolled back has left nothing.
+    assert len(stored(folder / "spool/default", "queue")) == 4
+    run("manage.py", "qworker", "run", "shop.tasks:tasks", "--burst")
     run("-c", AFTER_THE_WORKER, wanted, unwanted)
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("folder", ["django_service"], indirect=True)
-def test_the_shops_management_command_is_a_worker_that_drains(folder: Path) -> None:
-    with started(folder, "runworker", "-w", "2", program=("manage.py",)) as process:
+def test_the_management_command_runs_workers_that_drain(folder: Path) -> None:
+    with started(
+        folder, "qworker", "run", "--settings", "shop.settings", "shop.tasks:tasks", "-w", "2", program=("manage.py",)
+    ) as process:
         process.event("worker_started", 2)
         assert process.drain() == 0, process.text

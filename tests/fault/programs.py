@@ -6,6 +6,7 @@
     python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran or is acked
     python programs.py cells URL LEDGER FIRST              change cells, from a number on; log each before and after
     python programs.py unique URL LEDGER                   publish, lease and end messages with unique keys
+    python programs.py replace URL LEDGER                  replace a waiting message with a unique key
     python programs.py contend URL LEDGER                  publish messages with one unique key for ever
     python programs.py cancel URL LEDGER                   cancel all messages; log each that is cancelled
     python programs.py bulk URL LEDGER PARTS ROWS          stage, seal and publish a job
@@ -24,8 +25,9 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import qworker.bulk
 from qworker import Context, Draft, Message, Tasks
@@ -159,6 +161,14 @@ async def unique(url: str, ledger: Ledger) -> None:
     await backend.aclose()
 
 
+async def replace(url: str, ledger: Ledger) -> None:
+    """Put a delayed message in the place of the one that waits with the unique key."""
+    backend = open_backend(url)
+    later = Unique(again="debounce", wait=1e6)
+    ledger.write("acked", *await backend.publish(QUEUE, [Draft(body=b"new", unique_key="k", unique=later)]))
+    await backend.aclose()
+
+
 async def _end_with_key(backend: Backend, ledger: Ledger, number: int, how: SettleAction, unique: Unique | None) -> str:
     draft = Draft(body=b"%d" % number, unique_key="k", unique=unique)
     ledger.write("attempted", number)
@@ -191,7 +201,7 @@ def make_tasks(url: str, ledger: Ledger) -> Tasks:
     return tasks
 
 
-async def work(url: str, ledger: Ledger, concurrency: int) -> None:
+async def work(url: str, ledger: Ledger, concurrency: int = 10) -> None:
     """Work until nothing is ready or leased."""
     options = WorkerOptions(queues=(QUEUE,), concurrency=concurrency, visibility_timeout=VISIBILITY, burst=True)
     await Worker(make_tasks(url, ledger), options).run()
@@ -282,33 +292,33 @@ async def move(url: str, ledger: Ledger) -> None:
     await backend.aclose()
 
 
+# The programs that take numbers after the ledger, and those that take nothing else.
+WITH_NUMBERS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+    "publish": publish,
+    "hold": hold,
+    "cells": cells,
+    "bulk": bulk,
+    "work": work,
+}
+PLAIN: dict[str, Callable[[str, Ledger], Coroutine[Any, Any, None]]] = {
+    "ack": ack,
+    "cancel": cancel,
+    "contend": contend,
+    "move": move,
+    "replace": replace,
+    "take": take,
+    "unique": unique,
+    "watch": watch,
+}
+
+
 def main(arguments: list[str]) -> None:
     program, url, folder, *rest = arguments
     ledger = Ledger(Path(folder))
-    if program == "publish":
-        asyncio.run(publish(url, ledger, int(rest[0]), int(rest[1])))
-    elif program == "hold":
-        asyncio.run(hold(url, ledger, int(rest[0])))
-    elif program == "cells":
-        asyncio.run(cells(url, ledger, int(rest[0])))
-    elif program == "bulk":
-        asyncio.run(bulk(url, ledger, int(rest[0]), int(rest[1])))
-    elif program == "take":
-        asyncio.run(take(url, ledger))
-    elif program == "move":
-        asyncio.run(move(url, ledger))
-    elif program == "contend":
-        asyncio.run(contend(url, ledger))
-    elif program == "unique":
-        asyncio.run(unique(url, ledger))
-    elif program == "cancel":
-        asyncio.run(cancel(url, ledger))
-    elif program == "ack":
-        asyncio.run(ack(url, ledger))
-    elif program == "watch":
-        asyncio.run(watch(url, ledger))
+    if program in PLAIN:
+        asyncio.run(PLAIN[program](url, ledger))
     else:
-        asyncio.run(work(url, ledger, int(rest[0]) if rest else 10))
+        asyncio.run(WITH_NUMBERS[program](url, ledger, *map(int, rest)))
 
 
 if __name__ == "__main__":

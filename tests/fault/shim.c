@@ -53,6 +53,7 @@ static int due(int kind) {
 
 INJECT(MOVES, rename, (const char *a, const char *b), (a, b))
 INJECT(MOVES, renameat, (int d, const char *a, int e, const char *b), (d, a, e, b))
+INJECT(MOVES, renameat2, (int d, const char *a, int e, const char *b, unsigned f), (d, a, e, b, f))
 INJECT(MOVES, link, (const char *a, const char *b), (a, b))
 INJECT(MOVES, linkat, (int d, const char *a, int e, const char *b, int f), (d, a, e, b, f))
 INJECT(MOVES, symlink, (const char *a, const char *b), (a, b))

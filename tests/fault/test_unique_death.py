@@ -16,7 +16,8 @@ from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, Query, Selection, State, StoredMessage
 from qworker.testing import wait_until
-from tests.fault.harness import ANY_CALL, KILL, MARKS, QUEUE, Launcher, ack, fault, strays
+from qworker.unique import Unique
+from tests.fault.harness import ANY_CALL, KILL, MARKS, MOVES, QUEUE, Launcher, ack, fault, strays
 from tests.support.depth import DEEP
 from tests.support.servers import RedisServer
 
@@ -71,6 +72,54 @@ def test_a_key_is_held_by_one_message_and_free_after_it_if_a_process_dies_at_any
             break
     assert -signal.SIGKILL in statuses
     assert statuses[-1] == 0, f"the program has more than {len(STEPS)} steps: {launcher.errors()}"
+
+
+def test_a_message_that_waits_is_replaced_or_stays_if_the_publisher_dies_at_any_step(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    statuses: list[int] = []
+    bodies: set[bytes] = set()
+    for step in range(1, 40):
+        root = tmp_path / str(step)
+        url = f"file://{root}/spool?sync=off"
+        stored = asyncio.run(publish_old(url))
+        statuses.append(launcher.run("replace", url, root / "ledger", fault=fault(KILL, step, kinds=MOVES)))
+        bodies.add(asyncio.run(check_replaced(url, stored)))
+        assert strays(root / "spool") == [], step
+        if statuses[-1] == 0:
+            break
+    assert set(statuses[:-1]) == {-signal.SIGKILL}
+    assert statuses[-1] == 0, launcher.errors()
+    assert bodies == {b"old", b"new"}
+
+
+async def publish_old(url: str) -> str:
+    backend = open_backend(url)
+    (stored,) = await backend.publish(QUEUE, [Draft(body=b"old", unique_key="k")])
+    await backend.aclose()
+    return stored
+
+
+async def check_replaced(url: str, stored: str) -> bytes:
+    """One message waits with the key and can be found, replaced and run. Return the body that it had."""
+    backend = open_backend(url)
+    found = await pending(backend)
+    assert list(found) == [stored]
+    body = found[stored].message.body
+    assert [each.message.body for each in await backend.find(QUEUE, [stored])] == [body]
+    assert await backend.publish(QUEUE, [Draft(body=b"x", unique_key="k")]) == [stored]
+    assert (await pending(backend))[stored].message.body == body
+    last = Draft(body=b"last", unique_key="k", unique=Unique(again="replace"))
+    assert await backend.publish(QUEUE, [last]) == [stored]
+    leases = await backend.lease(QUEUE, 10, 60.0)
+    assert [(lease.message.id, lease.message.body) for lease in leases] == [(stored, b"last")]
+    await backend.settle([ack(leases[0])])
+    assert await pending(backend) == {}
+    (free,) = await backend.publish(QUEUE, [last])
+    assert free != stored
+    await backend.remove(QUEUE, Selection(ids=[free]))
+    await backend.aclose()
+    return body
 
 
 @pytest.mark.parametrize("store", ["file", "redis"])

@@ -28,7 +28,9 @@ UNDECLARED = {
     "typing_extensions",
     # Only an app that has it imports what needs it.
     "django",
+    "flask",
     "pydantic",
+    "sqlalchemy",
 }
 # Distributions that are declared and not imported.
 NOT_IMPORTED = {
@@ -81,7 +83,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Call) and node.args:
             function, name = node.func, node.args[0]
             called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            if called in IMPORTERS and isinstance(name, ast.Constant):
+            if called in IMPORTERS and isinstance(name, ast.Constant) and isinstance(name.value, str):
                 yield name.value
 
 

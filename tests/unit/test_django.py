@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 PROGRAM = """
+import logging
 import sys
 import django
 from django.conf import settings
@@ -18,13 +20,15 @@ settings.configure(
     } if sys.argv[1] == "yes" else {},
 )
 django.setup()
+from django.test import TestCase
+from unittest import TextTestRunner
 from django.db import close_old_connections, connection, transaction
 from qworker import Tasks
-from qworker.errors import NotSupported, UsageError
+from qworker.errors import EnqueueFailed, InvalidArguments, MessageTooLarge, NotSupported, QueueFull, UsageError
 from qworker.django import FreshConnections, enqueue_on_commit
 import asyncio
 
-tasks = Tasks("file://./spool", hooks=[FreshConnections()])
+tasks = Tasks("file://./spool?max_body=1KiB", hooks=[FreshConnections()])
 seen = []
 
 @tasks.task
@@ -85,6 +89,75 @@ with transaction.atomic():
     enqueue_on_commit(send.call(6), database="other")
     assert len(waiting()) == 4
 
+# One hook sends the calls of a transaction. It changes neither their order nor that of the hooks of other code.
+from qworker_file import FileBackend
+
+order = []
+publish = FileBackend.publish
+
+async def note(self, queue, drafts):
+    order.append(len(drafts))
+    return await publish(self, queue, drafts)
+
+FileBackend.publish = note
+with transaction.atomic():
+    for number in (7, 8):
+        insert(number)
+        enqueue_on_commit(send, number)
+    transaction.on_commit(lambda: order.append("hook"))
+    insert(9)
+    with transaction.atomic():
+        enqueue_on_commit(tasks.named("send"), 9)
+    assert len(connection.run_on_commit) == 3
+assert order == [2, "hook", 1], order
+
+# The transaction is committed, so an error of the store stops no other hook, and is logged.
+async def fail(self, queue, drafts):
+    if queue == "full":
+        raise QueueFull("no room")
+    return await publish(self, queue, drafts)
+
+FileBackend.publish = fail
+logging.basicConfig(stream=sys.stdout)
+with transaction.atomic():
+    insert(10)
+    lost = enqueue_on_commit(send.using(queue="full"), 10)
+    sent = enqueue_on_commit(send, 10)
+    transaction.on_commit(lambda: order.append("next"))
+assert (lost.existed, sent.existed, order[-1]) == (None, False, "next")
+print("lost:", lost.id)
+try:
+    enqueue_on_commit(send.using(queue="full"), 10)
+except EnqueueFailed as error:
+    print(error)
+FileBackend.publish = publish
+
+# Tests see the calls of their block, also if the transaction of the test has earlier ones.
+for number in (11, 12, 13):
+    insert(number)
+
+class CaptureTest(TestCase):
+    def test_a_block_captures_its_own_calls(self):
+        early = enqueue_on_commit(send, 1)
+        for numbers in ([11, 12], [13]):
+            with self.captureOnCommitCallbacks(execute=True) as hooks:
+                jobs = [enqueue_on_commit(send, number) for number in numbers]
+            assert len(hooks) == len(numbers)
+            assert [job.existed for job in jobs] == [False] * len(jobs)
+        with self.captureOnCommitCallbacks() as hooks, transaction.atomic():
+            jobs = [enqueue_on_commit(send, number) for number in (1, 2)]
+        assert (len(hooks), early.existed, jobs[0].existed) == (1, None, None)
+
+assert TextTestRunner(stream=sys.stdout).run(CaptureTest("test_a_block_captures_its_own_calls")).wasSuccessful()
+
+for wrong, kind in (((send, 1, 2), InvalidArguments), ((send, "x" * 1024), MessageTooLarge)):
+    try:
+        with transaction.atomic():
+            enqueue_on_commit(*wrong)
+            seen.append("it is refused at the call")
+    except kind:
+        pass
+
 for wrong in ((len, 1), (send.call(1), 2), (send,)):
     try:
         enqueue_on_commit(*wrong)
@@ -113,7 +186,7 @@ for url in ("vsqs://./vsqs", "fsq://./fsq", "mq://./mq"):
 
 from qworker.worker import Worker, WorkerOptions
 asyncio.run(Worker(tasks, WorkerOptions(burst=True)).run())
-assert sorted(seen) == [1, 2, 5, 6], seen
+assert sorted(seen) == [1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13], seen
 """
 
 
@@ -127,7 +200,11 @@ def test_calls_are_sent_after_the_commit_and_dropped_by_rollbacks_and_savepoints
     assert done.returncode == 0, done.stderr
     assert "enqueue_on_commit takes a task or a call (got <built-in function len>)" in done.stdout
     assert "django: DATABASES has no 'typo': give database= one of its names" in done.stdout
-    assert "vsqs: does not support enqueue_on_commit, because its publisher cannot know the id (" in done.stdout
+    assert "vsqs: does not support calls that are sent later, because it does not take their ids (" in done.stdout
+    lost = re.findall("^lost: (.*)$", done.stdout, re.MULTILINE)
+    assert f"calls were not enqueued after the commit, or it is not known: {lost[0]}\nTraceback" in done.stdout
+    assert done.stdout.count("1 of 1 calls may not be stored (queue 'full': no room)") == 1
+    assert done.stdout.count("1 of 2 calls may not be stored (queue 'full': no room)") == 1
     assert "mq: does not support priorities (" in done.stdout
 
 

@@ -37,7 +37,7 @@ from tests.support.waiting import wait_for
 
 PATIENCE = 120.0
 # What a page's files lie beside.
-BESIDE = {"docs/howto/services.md": "examples/django_service"} | {
+BESIDE = dict.fromkeys(["docs/howto/services.md", "docs/howto/after-commit.md"], "examples/django_service") | {
     page: str(Path(page).parent) for page in pages() if page.startswith("examples/")
 }
 # Pages that install a package.

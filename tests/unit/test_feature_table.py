@@ -30,6 +30,9 @@ ON_EVERY_STORE = {
     "One message for each id": (
         "qworker/testing/contract_publish.py::test_a_held_id_stays_taken_after_its_message_is_gone"
     ),
+    "One call at a time": "qworker/testing/contract_unique.py::test_keep_stores_nothing_while_one_waits_or_is_leased",
+    "Replace and debounce": "qworker/testing/contract_unique.py::test_debounce_is_due_after_the_last_one",
+    "Blocks of calls": "tests/unit/test_buffered.py::test_calls_are_sent_in_few_batches_when_the_block_ends",
     "Results": ("tests/unit/test_jobs.py::test_a_job_gives_what_its_handler_returned_in_the_type_of_its_annotation"),
     "Status and lists of jobs": "tests/unit/test_jobs.py::test_jobs_are_listed_by_state_task_and_queue",
     "Progress": "tests/unit/test_jobs.py::test_progress_is_followed_to_the_end_of_the_job",
@@ -67,6 +70,9 @@ ON_EVERY_STORE = {
 }
 # Features in which the kind of the store plays no part, or which are about other stores.
 ELSEWHERE = {
+    "Calls after a commit": (
+        "tests/unit/test_sqlalchemy.py::test_a_commit_sends_its_calls_as_one_batch_and_a_rollback_drops_them"
+    ),
     "Monitoring": "tests/unit/test_health.py::test_prometheus_own_parser_reads_the_page",
     "Tests in memory": "tests/unit/test_testing_helpers.py::test_the_first_failure_is_raised_once_nothing_is_left",
     "Django, Flask, FastAPI": (

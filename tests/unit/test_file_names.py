@@ -15,15 +15,20 @@ from qworker_file.names import (
     MAX_OWN,
     alias_target,
     delay_name,
+    first_moment,
+    has_key,
+    hold_end_ms,
     index_name,
     is_delay_name,
     item_name,
+    key_mark,
     lease_name,
     make_alias,
     parse_delay,
     parse_id,
     parse_item,
     parse_lease,
+    replacing_stem,
     stem_for,
     with_tries,
 )
@@ -56,6 +61,26 @@ def test_a_chosen_id_is_read_back(message_id: str, arguments: list[str]) -> None
     assert item.id == parse_id(name) == message_id
     assert item.tries == 3
     assert item.is_own
+
+
+@given(IDS, st.integers(1, 10**12), st.integers(1, 10**12))
+def test_an_item_in_the_place_of_another_keeps_its_id_and_order_and_is_not_of_one_file_only(
+    message_id: str, hold_ms: int, moment: int
+) -> None:
+    first = item_name(stem_for(message_id, new_id(), hold_ms, key_mark("k", started=False)), 2, ("task",))
+    names = [first]
+    for _ in range(2):
+        # At the same time, too, no name is used twice.
+        names.append(item_name(replacing_stem(names[-1], moment, hold_ms + 1, key_mark("k", started=True)), 0))
+    assert len(set(names)) == 3
+    for name in names[1:]:
+        item = parse_item(name)
+        assert item is not None
+        assert (item.id, item.is_own) == (message_id, False)
+        assert abs((item.enqueued_at or 0) - moment) < 0.01
+        assert first_moment(name, local=False) == getattr(parse_item(first), "enqueued_at", None)
+        assert (hold_end_ms(name), has_key(name, key_mark("k", started=False))) == (hold_ms + 1, True)
+        assert name[:25] == first[:25]
 
 
 @given(IDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from qworker import Draft, Tasks, Unique
-from qworker.errors import AlreadyEnqueued, InvalidName, NotSupported, UsageError
+from qworker.errors import AlreadyEnqueued, InvalidName, NotSupported, PermissionDenied, UsageError
+from qworker.kit.doctor_check import CheckStatus
 from qworker.message import SettleAction, Settlement
 from qworker.server.error_responses import to_error_response
 from qworker.testing import enqueued_calls
+from qworker.tools.doctor import run_checks
 
 
 @pytest.fixture
@@ -119,7 +122,6 @@ def test_options_without_a_key_are_refused(tasks: Tasks) -> None:
     ("url", "unique", "text"),
     [
         ("sq:///nowhere", Unique(key="k"), "sq: does not support unique keys"),
-        ("file:///nowhere", Unique(key="k", again="replace"), "file: does not support that a waiting call is replaced"),
         (
             "redis://nowhere.invalid/0",
             Unique(key="k", scope="app"),
@@ -132,6 +134,27 @@ def test_a_store_that_cannot_do_it_refuses_at_registration(url: str, unique: Uni
 
     with pytest.raises(NotSupported, match=text):
         Tasks(url).task(unique=unique)(work)
+
+
+async def test_a_file_system_without_exchanges_refuses_a_replacing_call_and_the_doctor_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/root?sync=off"
+    checks = {check.name: check for check in await run_checks(url)}
+    assert checks["exchange"].health is CheckStatus.OK
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("qworker.kit.files.exchange_names", refuse)
+    app = Tasks(url)
+    backend = await app.backend()
+    with pytest.raises(PermissionDenied, match="this file system has no exchanges of two files"):
+        await backend.publish("q", [Draft(body=b"x", unique_key="k", unique=Unique(again="replace"))])
+    assert (await backend.stats("q")).ready == 0
+    checks = {check.name: check for check in await run_checks(url)}
+    assert checks["exchange"].health is CheckStatus.WARN
+    await app.aclose()
 
 
 @pytest.mark.parametrize("label", [75, 76])

@@ -54,8 +54,25 @@ local function put_waiting(id, value, due)
   end
 end
 
--- Put a message in the place of one that waits. It keeps the id and the place in the order.
-local function replace(id, rest, due, again, wait, most)
+-- Return a value's part for clients with the time of this publish, if it has no other one: the order is that of the first
+-- call. The part that few messages have is an array, which begins with the time: nil, or a double (see codec.py).
+local function with_time(rest)
+  local after_key = 4 + string.byte(rest, 3)
+  local head, flags = string.sub(rest, 3, after_key - 1), string.byte(rest, 2)
+  local extra, body = '\148\192\144\192\160', string.sub(rest, after_key)
+  if flags % 4 > 1 then
+    local length = struct.unpack('>I4', body)
+    extra, body = string.sub(body, 5, 4 + length), string.sub(body, 5 + length)
+    if string.byte(extra, 2) ~= 192 then return rest end
+  else
+    flags = flags + 2
+  end
+  extra = string.sub(extra, 1, 1) .. '\203' .. struct.pack('>d', now / 1000000) .. string.sub(extra, 3)
+  return string.sub(rest, 1, 1) .. string.char(flags) .. head .. struct.pack('>I4', #extra) .. extra .. body
+end
+
+-- Put a message in the place of one that waits. It keeps the id, the place in the order, and the longer hold.
+local function replace(id, rest, due, again, wait, most, hold)
   local value = call('HGET', msg, id)
   if again == 2 then
     due = now + wait
@@ -64,7 +81,9 @@ local function replace(id, rest, due, again, wait, most)
   local _, left = take_out({delayed = delayed}, sorted, claims, gone, id, value)
   if left > 0 then call('HINCRBY', meta, 'gone', left) end
   call('HDEL', errors, id)
-  put_waiting(id, struct.pack('>I2', 0) .. string.sub(value, 3, 10) .. rest, due)
+  local held_until = tonumber(call('ZSCORE', holds, id) or 0)
+  if hold > 0 and held_until < now + hold then call('ZADD', holds, text(now + hold), id) end
+  put_waiting(id, struct.pack('>I2', 0) .. string.sub(value, 3, 10) .. with_time(rest), due)
 end
 
 local function put_special(i, id)
@@ -98,7 +117,7 @@ local function put_special(i, id)
     if holder and (again == 0 or not call('ZSCORE', leased, holder)) then
       insert(answer, i)
       insert(answer, holder)
-      if again > 0 then replace(holder, ARGV[3 * i + 2], due, again, wait, most) end
+      if again > 0 then replace(holder, ARGV[3 * i + 2], due, again, wait, most, hold) end
       return
     end
     call('HSET', keys, key, id)

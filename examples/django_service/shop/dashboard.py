@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotFound
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from qworker.errors import UsageError
+from qworker.errors import InvalidName, UsageError
 from shop.tasks import tasks
 
 STATES = ("ready", "delayed", "leased", "done", "failed")
@@ -26,7 +26,10 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_POST
 def cancel(request: HttpRequest, queue: str, job_id: str) -> HttpResponse:
     """Cancel a job, whether it waits or runs (POST /jobs/QUEUE/ID/cancel)."""
-    tasks.job(job_id, queue).cancel_sync(by="dashboard")
+    try:
+        tasks.job(job_id, queue).cancel_sync(by="dashboard")
+    except InvalidName as error:
+        return HttpResponseNotFound(str(error))
     return redirect("jobs")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 SECRET_KEY = os.environ.get("SECRET_KEY", "only-for-this-example")
 ALLOWED_HOSTS = ["localhost", "127.0.0.1"]
 ROOT_URLCONF = "shop.urls"
-INSTALLED_APPS = ["shop"]
+INSTALLED_APPS = ["shop", "qworker.django"]
 MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware"]
 TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}]
 DATABASES = {

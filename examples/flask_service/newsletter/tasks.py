@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from flask import Flask
-
 from newsletter.mail import count_mails, post
 from newsletter.settings import setting
-from qworker import Attempt, Context, Hook, Retry, Tasks
+from qworker import Context, Retry, Tasks
+from qworker.flask import AppContext
 
-
-class AppContext(Hook):
-    """Run each handler in Flask's application context, so that `current_app` works as in a view.
-
-    Attributes:
-        app: The site. Its factory sets it.
-    """
-
-    app: Flask | None = None
-
-    kinds = frozenset({"thread"})
-
-    def around_sync(self, attempt: Attempt) -> Iterator[None]:
-        if self.app is None:
-            raise RuntimeError("the worker has not called create_app: run newsletter.worker:tasks")
-        with self.app.app_context():
-            yield
-
-
-app_context = AppContext()
+app_context = AppContext()  # Handlers use `current_app`, as views do. The factory sets the app.
 tasks = Tasks(hooks=[app_context])  # The factory sets the URL.
 
 

@@ -17,13 +17,13 @@ from qworker.kit.directory.blocked import BlockedFile, BlockedRecords
 from qworker.kit.directory.queue_files import is_queue, list_queue_names
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.file_system import FileSystem
-from qworker.kit.files import link_file, make_fifo
+from qworker.kit.files import check_exchange, link_file, make_fifo
 from qworker.kit.linux import CREATE, MOUNTINFO, add_inotify_watch, open_inotify, parse_inotify_events
 from qworker.kit.opening import create_file, open_directory, open_entry
-from qworker.kit.store_errors import FULL, store_error
+from qworker.kit.store_errors import FULL, Unsupported, store_error
 from qworker.kit.threads import BlockingCall, run_in_thread
 
-__all__ = ["Attempt", "examine_directory", "find_blocked", "try_fifo", "try_link"]
+__all__ = ["Attempt", "examine_directory", "find_blocked", "try_exchange", "try_fifo", "try_link"]
 
 # Returns the result of the check, or raises OSError.
 Attempt = Callable[[str], Check]
@@ -263,6 +263,19 @@ def try_link(probe: str) -> Check:
     finally:
         os.close(directory)
     return Check("link", CheckStatus.BROKEN, "a link overwrote a file", _ELSEWHERE)
+
+
+def try_exchange(probe: str) -> Check:
+    """Check that two files can exchange their names."""
+    directory = open_directory(probe)
+    try:
+        check_exchange(directory)
+    except Unsupported as error:
+        missing = f'{error.strerror}: calls with again="replace" or again="debounce" are refused'
+        return Check("exchange", CheckStatus.WARN, missing, f'use again="keep", or {_ELSEWHERE}')
+    finally:
+        os.close(directory)
+    return Check("exchange", CheckStatus.OK, "two files can exchange their names")
 
 
 def try_fifo(probe: str) -> Check:
