@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -66,8 +67,11 @@ def post(endpoint: str, number: int, body: str) -> None:
     """Send an event. A status of 400 or more raises an error."""
     headers = {"Content-Type": "application/json", "Idempotency-Key": str(number)}
     request = urllib.request.Request(endpoint, body.encode(), headers)
-    with urllib.request.urlopen(request, timeout=10):
-        pass
+    try:
+        urllib.request.urlopen(request, timeout=10).close()
+    except urllib.error.HTTPError as error:
+        error.close()  # It is the response.
+        raise
 
 
 @tasks.every(timedelta(seconds=10), overlap="skip")
