@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import logging
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,19 +32,14 @@ def test_json_lines_on_stderr_with_controls_stripped(capsys):
     assert out == ""
 
 
-def test_a_line_for_people_is_the_time_the_level_the_event_and_the_message_then_the_rest(capsys):
+def test_lines_for_people(capsys):
     logs.configure(json=False, level="debug")
     assert logs.debug_enabled()
-    log = structlog.get_logger().bind(worker="host-1")
-    log.error("message_failed", message_id="m-1", task="mail", tries=2, token=7, error="\x1b[31mred\nnew line")
-    log.info("worker_draining", running=0)
-    failed, draining = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(
-        r"\d\d:\d\d:\d\d \[error    \] message_failed    mail m-1 +"
-        r"error='\?\[31mred\?new line' tries=2 token=7 worker=host-1",
-        failed,
-    )
-    assert re.fullmatch(r"\d\d:\d\d:\d\d \[info     \] worker_draining +running=0 worker=host-1", draining)
+    structlog.get_logger().debug("an_event", error="\x1b[31mred\nnew line")
+    err = capsys.readouterr().err
+    assert "an_event" in err
+    assert "\x1b" not in err
+    assert err.count("\n") == 1
 
 
 def test_debug_is_off_until_asked_for():
