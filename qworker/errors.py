@@ -182,7 +182,7 @@ class PublishUncertain(BackendError):
 class EnqueueFailed(BackendError):
     """Calls that were to be sent at the end of a block or after a commit are not stored, or it is unknown.
 
-    All calls were tried. Enqueue `unsent` again: the calls have their ids, so none is stored twice.
+    All calls were tried. Enqueue `unsent` again: the calls have their ids, so one that is stored is not stored twice.
 
     Attributes:
         stored: The jobs of the calls that are stored.

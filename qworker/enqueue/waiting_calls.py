@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from qworker.call import Call
 from qworker.enqueue.batches import BATCH, publish_calls
-from qworker.errors import AlreadyEnqueued, EnqueueFailed, UsageError
+from qworker.errors import EnqueueFailed
 from qworker.jobs.job import Job
 from qworker.jobs.source import JobApp
 from qworker.names import created_id, to_message_id
 
 __all__ = ["WaitingCall", "send_calls", "wait_to_send"]
-
-# The whole batch is refused because of one of its calls, and nothing of the others is wrong.
-_REFUSED = (AlreadyEnqueued, UsageError)
 
 
 class WaitingCall(msgspec.Struct, frozen=True, eq=False):
@@ -70,18 +67,34 @@ async def send_calls(calls: Sequence[WaitingCall]) -> None:
 
 
 async def _send_queue(calls: Sequence[WaitingCall]) -> list[_Unsent]:
-    unsent: list[_Unsent] = []
-    for start in range(0, len(calls), BATCH):
-        unsent += await _send_batch(calls[start : start + BATCH])
-    return unsent
+    return [one for batch in _batches(calls) for one in await _send_batch(batch)]
+
+
+def _batches(calls: Sequence[WaitingCall]) -> Iterator[list[WaitingCall]]:
+    """Yield batches. A call that its unique key can refuse is alone.
+
+    The store raises that after it has stored the others of a batch. Then a worker may have acked them already, and to
+    publish them again would run them twice.
+    """
+    batch: list[WaitingCall] = []
+    for waiting in calls:
+        unique = waiting.call.draft.unique
+        is_alone = unique is not None and unique.again == "error"
+        if batch and (is_alone or len(batch) >= BATCH):
+            yield batch
+            batch = []
+        batch.append(waiting)
+        if is_alone:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 async def _send_batch(batch: Sequence[WaitingCall]) -> list[_Unsent]:
     try:
         jobs = await publish_calls(await batch[0].app.backend(), [waiting.call for waiting in batch])
     except Exception as error:  # noqa: BLE001 - it is raised when all calls were tried
-        if len(batch) > 1 and isinstance(error, _REFUSED):
-            return [one for waiting in batch for one in await _send_batch([waiting])]
         return [_Unsent(waiting, error) for waiting in batch]
     for waiting, sent in zip(batch, jobs, strict=True):
         _complete(waiting.job, sent)

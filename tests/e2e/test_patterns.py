@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import importlib.util
+import json
 import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -54,7 +56,7 @@ class LinkedSite(ThreadingHTTPServer):
 
 
 class _Page(BaseHTTPRequestHandler):
-    server: LinkedSite
+    server: LinkedSite  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         self.server.requests[self.path] += 1
@@ -77,21 +79,32 @@ class _Page(BaseHTTPRequestHandler):
         except OSError:
             """The client was killed."""
 
-    def log_message(self, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Requests are counted, not logged."""
 
 
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
+
+
 @contextmanager
-def linked_site() -> Iterator[LinkedSite]:
-    with LinkedSite() as site:
-        thread = threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.02})
+def serving(server: Server) -> Generator[Server]:
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def linked_site() -> Generator[LinkedSite]:
+    with serving(LinkedSite()) as site:
         try:
             yield site
         finally:
             site.go_on.set()
-            site.shutdown()
-            thread.join()
 
 
 def test_a_crawler_visits_each_page_once_although_its_worker_is_killed(folder: Path) -> None:
@@ -162,6 +175,71 @@ def test_each_user_is_reminded_once_a_day_at_the_time_of_the_users_clock(
     ]
     lines = capsys.readouterr().out.splitlines()
     assert sorted(line for line in lines if line.endswith(("stand-up", "replaced", "removed"))) == sorted(wanted)
+
+
+# -- the webhooks ------------------------------------------------------------------------------------------------------
+
+
+class Receiver(ThreadingHTTPServer):
+    """Endpoints that note what they are sent. Those in `down` answer 503."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Endpoint)
+        self.got: dict[str, list[int]] = {}
+        self.down: set[str] = set()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Endpoint(BaseHTTPRequestHandler):
+    server: Receiver  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.headers["Idempotency-Key"]
+        self.server.got.setdefault(self.path, []).append(body["number"])
+        self.send_response(503 if self.path in self.server.down else 204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Requests are noted, not logged."""
+
+
+async def test_each_endpoint_gets_its_events_in_order_while_another_one_fails_and_none_is_lost(
+    qworker_memory: Callable[[Tasks[Any]], Tasks[Any]],
+    qworker_clock: FakeClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    webhooks = load("webhooks")
+    qworker_memory(webhooks.tasks)
+
+    async def run_after(seconds: float) -> None:
+        qworker_clock.advance(seconds)
+        await run_until_idle(webhooks.tasks)
+
+    with serving(Receiver()) as receiver:
+
+        async def emit(path: str, number: int) -> None:
+            await asyncio.to_thread(webhooks.emit, receiver.url + path, json.dumps({"number": number}))
+
+        receiver.down.add("/b")
+        for number in range(1, 7):
+            await emit("/a" if number % 2 else "/b", number)
+        await run_after(0)
+        assert receiver.got == {"/a": [1, 3, 5], "/b": [2]}
+        # While an event waits for its retry, a new one waits behind it.
+        await emit("/b", 7)
+        await run_after(3)
+        assert receiver.got["/b"] == [2, 2]
+        receiver.down.clear()
+        await run_after(6)
+        assert receiver.got["/b"] == [2, 2, 2, 4, 6, 7]
+        # As a process leaves it that is killed between the commit and the call.
+        with webhooks.transaction() as database:
+            webhooks.add_event(database, f"{receiver.url}/a", '{"number": 8}')
+        await run_after(10)
+        assert receiver.got["/a"] == [1, 3, 5, 8]
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

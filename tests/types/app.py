@@ -12,6 +12,9 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, assert_type
 
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, scoped_session
+
 from qworker import (
     Attempt,
     Backoff,
@@ -26,7 +29,9 @@ from qworker import (
     Status,
     Task,
     Tasks,
+    django,
     provide,
+    sqlalchemy,
 )
 
 P = ParamSpec("P")
@@ -241,3 +246,25 @@ assert_type(named, NamedTask[int])
 assert_type(named.using(delay=60), NamedTask[int])
 assert_type(plain.named("mail.send"), NamedTask[Any])
 plain.include(Tasks(), prefix="lib.", queue="lib")
+
+
+# -- calls that are sent later -----------------------------------------------------------------------------------------
+
+
+async def later(rows: Session, async_rows: AsyncSession, scoped_rows: scoped_session[Session]) -> None:
+    assert_type(sqlalchemy.enqueue_on_commit(rows, store, 1, note="x"), Job[int])
+    assert_type(sqlalchemy.enqueue_on_commit(async_rows, store.using(delay=5), 1), Job[int])
+    assert_type(sqlalchemy.enqueue_on_commit(scoped_rows, plain_function, 1), Job[None])
+    assert_type(sqlalchemy.enqueue_on_commit(rows, named, 1), Job[int])
+    assert_type(sqlalchemy.enqueue_on_commit(rows, store.call(1)), Job[Any])
+    assert_type(django.enqueue_on_commit(store, 1), Job[int])
+    assert_type(django.enqueue_on_commit(plain_function.using(id="1"), 1), Job[None])
+    assert_type(django.enqueue_on_commit(store.call(1), database="other"), Job[Any])
+
+    sqlalchemy.enqueue_on_commit(rows, store, "1")  # type: ignore[call-overload]
+    sqlalchemy.enqueue_on_commit(store, 1)  # type: ignore[call-overload]
+    django.enqueue_on_commit(store)  # type: ignore[call-overload]
+    async with tasks.buffered():
+        assert_type(await store.enqueue(1), Job[int])
+    with tasks.buffered_sync():
+        assert_type(store.enqueue_sync(1), Job[int])

@@ -15,6 +15,8 @@ ASKED = 30_000
 _MASTER = "local[2]"
 _QUEUE = "bench"
 _HEAP = "1g"
+# As many as the tasks of a removal have together.
+_THREADS = 16
 
 
 def measure(bench: Bench) -> list[Figure]:
@@ -52,7 +54,10 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 def _turn_figures(count: int, turns: dict[str, list[float]]) -> list[Figure]:
-    shares = [delete / archive for delete, archive in zip(turns["delete_s"], turns["archive_s"], strict=True)]
+    shares, bare = (
+        [delete / other for delete, other in zip(turns["delete_s"], turns[than], strict=True)]
+        for than in ("archive_s", "bare_s")
+    )
     return [
         Figure(
             figure="spark_archive",
@@ -62,6 +67,14 @@ def _turn_figures(count: int, turns: dict[str, list[float]]) -> list[Figure]:
             unit="x",
             rounds=shares,
             note=f"{median(turns['delete_s']):.1f} s and {median(turns['archive_s']):.1f} s",
+        ),
+        Figure(
+            figure="spark_archive",
+            what=f"removal of {count:,} archived messages / bare unlinks of as many files in {_THREADS} threads",
+            measured=median(bare),
+            unit="x",
+            rounds=bare,
+            note=f"{median(turns['bare_s']):.1f} s",
         ),
         Figure(
             figure="spark_archive",
@@ -139,14 +152,17 @@ def archive_all(given: dict[str, Any]) -> dict[str, float]:
 
 
 def archive_and_remove_in_turns(given: dict[str, Any]) -> dict[str, list[float]]:
-    """Archive a store, archive it again with nothing new, and remove what is archived, round after round."""
+    """Archive a store, archive it again with nothing new, and remove what is archived, round after round.
+
+    In each round, the files of a store of the same size are also removed by bare system calls.
+    """
     import os
 
     from qworker.pipeline.jobs.archive import archive
     from qworker.pipeline.session import start_session
 
     spark = start_session(_MASTER, options={"spark.driver.memory": _HEAP})
-    taken: dict[str, list[float]] = {"archive_s": [], "idle_s": [], "delete_s": []}
+    taken: dict[str, list[float]] = {"archive_s": [], "idle_s": [], "delete_s": [], "bare_s": []}
     # The first round compiles what all others use, and is not counted.
     for number in range(given["rounds"] + 1):
         url, target = f"file://{given['folder']}/{number}/spool", f"{given['folder']}/{number}/archive"
@@ -165,5 +181,25 @@ def archive_and_remove_in_turns(given: dict[str, Any]) -> dict[str, list[float]]
                 given["count"] if what == "archive_s" else 0,
                 given["count"] if delete else 0,
             )
+        bare = f"{given['folder']}/{number}/bare"
+        fill({"url": f"file://{bare}", "count": given["count"]})
+        os.sync()
+        timer = Stopwatch()
+        unlink_all(f"{bare}/{_QUEUE}/done")
+        taken["bare_s"].append(timer.seconds)
     spark.stop()
     return {what: seconds[1:] for what, seconds in taken.items()}
+
+
+def unlink_all(directory: str) -> None:
+    """Remove all files of a directory, in threads."""
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    def unlink(names: list[str]) -> None:
+        for name in names:
+            os.unlink(f"{directory}/{name}")
+
+    names = os.listdir(directory)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(unlink, [names[start::_THREADS] for start in range(_THREADS)]))
