@@ -83,6 +83,8 @@ class RedisBackend(Backend):
         self._store = store = RedisStore(options, NATIVE, clock)
         self._pool = store.pool
         self.max_body = options.max_body
+        is_cluster = options.mode == "cluster"
+        self._scheme, self._deviations = ("redis+cluster", CLUSTER_DEVIATIONS) if is_cluster else ("redis", {})
         self._register = QueueRegister(store.pool)
         self._publisher = RedisPublisher(store, self._register)
         self._waiter = WakeListWaiter(store)
@@ -141,10 +143,7 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        if self._store.options.mode == "cluster":
-            identified = give_ids(drafts, "redis+cluster", CLUSTER_DEVIATIONS)
-        else:
-            identified = give_ids(drafts)
+        identified = give_ids(drafts, self._scheme, self._deviations)
         ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), identified)))
         if identified is not drafts:
             refuse_pending(identified, ids)
