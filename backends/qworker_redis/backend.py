@@ -84,7 +84,8 @@ class RedisBackend(Backend):
         self._pool = store.pool
         self.max_body = options.max_body
         is_cluster = options.mode == "cluster"
-        self._scheme, self._deviations = ("redis+cluster", CLUSTER_DEVIATIONS) if is_cluster else ("redis", {})
+        self._scheme = "redis+cluster" if is_cluster else "redis"
+        self._deviations = CLUSTER_DEVIATIONS if is_cluster else self.deviations
         self._register = QueueRegister(store.pool)
         self._publisher = RedisPublisher(store, self._register)
         self._waiter = WakeListWaiter(store)
