@@ -426,7 +426,7 @@ class Tasks(Generic[State]):
         there.app._check_free(names, raw_queues)  # noqa: SLF001
         needs: dict[tuple[str, NeedyOption], None] = {}
         for name, handler in (*zip(names, moved, strict=True), *((raw.name, raw) for raw in moved_raw)):
-            needs |= dict.fromkeys((name, option) for option in handler.options.needs)
+            needs |= {(name, option): None for option in handler.options.needs}
             handler.check_joins(name, (*there.hooks, *self.hooks))
             if handler.on_failure is not None:
                 check_holds(there.app._url, name)  # noqa: SLF001
@@ -738,7 +738,7 @@ class Tasks(Generic[State]):
     def _check_store(self, task: str, needs: Sequence[NeedyOption]) -> None:
         """Refuse options of a task or of its calls if the store does not support them, also if its URL is set later."""
         app = self._destination().app
-        given = dict.fromkeys((task, option) for option in needs)
+        given: dict[tuple[str, NeedyOption], None] = {(task, option): None for option in needs}
         app._refuse(given)  # noqa: SLF001
         app._needs |= given  # noqa: SLF001
 
