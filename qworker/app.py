@@ -26,7 +26,8 @@ from qworker.enqueue.buffer import buffered, buffered_sync, collect, innermost
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
-from qworker.failed_call import FailureCode, check_holds, check_on_failure, failure_report
+from qworker.failed_call import check_holds, check_on_failure, failure_report
+from qworker.failure_text import FailureCode
 from qworker.inclusion import Inclusion
 from qworker.jobs.app_jobs import cancel_many, iterate_jobs, job_of, jobs_of, unfinished_states
 from qworker.jobs.cancel import CancelCounts
