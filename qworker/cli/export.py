@@ -21,9 +21,10 @@ __all__ = ["command"]
 @state_option("Export only messages in this state.")
 @filter_options
 def command(url: str, queue: str, state: str | None, matching: MessageFilter) -> None:
-    r"""Print the messages of a queue as JSON, one message a line, in any order, without changing them.
+    r"""Print the messages of a queue as JSON lines.
 
-    Reads page by page, so a queue of any size needs little memory. A message that moves to another state meanwhile can
+    The messages come in any order and are not changed. They are read page by page, so a queue of any size needs little
+    memory. A message that moves to another state meanwhile can
     be missing or be printed twice.
 
     \b

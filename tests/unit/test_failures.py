@@ -162,6 +162,33 @@ async def test_requeue_and_remove_change_what_matches_and_leave_out_poison_and_c
     assert await names(store, State.FAILED) == ["bytes-1", "letter-3", "picture-3"]
 
 
+async def test_an_app_requeues_its_calls_by_what_they_are() -> None:
+    tasks = Tasks("memory://failures-of-an-app")
+
+    @tasks.task(queue="mail")
+    async def send(name: str) -> None: ...
+
+    @tasks.task(queue="unused")
+    async def unused() -> None: ...
+
+    try:
+        for name in ("a", "b"):
+            await send.enqueue(name)
+        store = await tasks.backend()
+        for lease, error in zip(await store.lease("mail", 2, 30.0), ("no", "code: poison\nno"), strict=True):
+            await fail(store, lease, error)
+        with pytest.raises(UsageError, match=r"takes at least one of task=, queue=, "):
+            await tasks.requeue()
+        with pytest.raises(UsageError, match="since"):
+            await tasks.requeue(since="2h")  # type: ignore[arg-type]
+        assert (await tasks.requeue(task=send, since=time.time() + 60)).count == 0
+        result = await tasks.requeue(task=send, error="NO")
+        assert (result.count, result.left_out) == (1, {"poison": 1})
+        assert (await tasks.requeue(queue="mail", code="poison")).count == 1
+    finally:
+        await tasks.aclose()
+
+
 @pytest.mark.parametrize("act", ["requeue", "remove"])
 async def test_only_what_still_matches_at_the_action_is_changed(
     store: Backend, act: str, monkeypatch: pytest.MonkeyPatch
