@@ -36,7 +36,7 @@ from qworker.jobs.source import JobApp, JobSource
 from qworker.message import Draft, Lease, Message
 from qworker.names import to_message_id
 from qworker.signature import Signature
-from qworker.unique import Unique
+from qworker.unique import Unique, check_due
 from qworker.validation import check_flag, check_text
 
 __all__ = [
@@ -331,7 +331,7 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]: ...
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
-        """Enqueue a call. It is stored durably when this returns.
+        """Enqueue a call. It is stored durably when this returns. In a block of `Tasks.buffered`, when the block ends.
 
         Raises:
             InvalidArguments: The arguments do not fit the function's parameters.
@@ -346,7 +346,7 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]: ...
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
-        """Enqueue a call from code without an event loop. It is stored durably when this returns.
+        """Enqueue a call from code without an event loop. It is stored durably as with `enqueue`.
 
         Raises:
             UsageError: An event loop is running in this thread: await `enqueue` there.
@@ -477,6 +477,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         if task.options.unique is not None and "unique_key" not in self._draft:
             self._draft.setdefault("unique", task.options.unique)
         self._unique: Unique | None = self._draft.pop("unique", None)
+        check_due(self._unique, self._draft.get("delay", 0.0), self._draft.get("due_at"))
         if task.options.hold and "id" in self._draft:
             self._draft.setdefault("hold", task.options.hold)
         self._given_queue = queue

@@ -40,7 +40,7 @@ def command(
 
     \b
     Examples:
-      qworker remove file://./spool thumbs 20261121071038_123456789_4242_host-7f3a9b21
+      qworker remove file://./spool thumbs 20261121071038_123456789_4242_host-7f3a9b21 --yes
       qworker remove file://./spool thumbs --task thumbnail --error "no such file" --dry-run
       qworker remove file://./spool thumbs --group 3f0c9a51d2 --yes
     """

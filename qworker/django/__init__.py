@@ -101,16 +101,23 @@ def _connection(database: str | None) -> Any:
 
 
 class _Batch:
-    """The calls that one hook of Django sends."""
+    """The calls that one hook of Django sends.
+
+    Attributes:
+        calls: The calls.
+        is_sent: Whether Django has called it.
+    """
 
     def __init__(self) -> None:
         self.calls: list[WaitingCall] = []
+        self.is_sent = False
 
     def __call__(self) -> None:
         """Send the calls. Django calls it after the commit.
 
         An exception would drop the hooks that follow, also those of other code, and the transaction is committed.
         """
+        self.is_sent = True
         try:
             send_blocking(self.calls)
         except QworkerError:
@@ -122,10 +129,12 @@ def _batch_of(connection: Any) -> _Batch:
     """Return the batch for a call: the last hook of the transaction, if it has the same savepoints, or a new one.
 
     So the calls and the hooks of other code keep their order, and Django drops the batch if a savepoint is rolled back.
+    In the transaction of a TestCase, each call has its hook, as in autocommit mode: `captureOnCommitCallbacks` calls
+    those that are added in its block.
     """
-    if connection.run_on_commit:
+    if connection.run_on_commit and not connection.atomic_blocks[-1]._from_testcase:  # noqa: SLF001
         savepoints, hook, *_ = connection.run_on_commit[-1]
-        if isinstance(hook, _Batch) and savepoints == set(connection.savepoint_ids):
+        if isinstance(hook, _Batch) and not hook.is_sent and savepoints == set(connection.savepoint_ids):
             return hook
     batch = _Batch()
     connection.on_commit(batch)

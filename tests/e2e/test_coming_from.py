@@ -11,19 +11,22 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qworker import Tasks
+from qworker.errors import UsageError
 from tests.support.installed import installed
 from tests.support.pages import ROOT, blocks, commands
 from tests.support.processes import PYTHON
 from tests.support.servers import RedisServer, free_port
 
 # The libraries, and the versions that their pages name.
-VERSIONS = {"arq": "0.28.0", "celery": "5.7.0", "dramatiq": "2.2.1", "rq": "3.0.0"}
+VERSIONS = {"arq": "0.28.0", "celery": "5.7.0", "dramatiq": "2.2.1", "huey": "3.5.4", "rq": "3.0.0"}
 CLAIMS = ROOT / "tests" / "fixtures" / "coming_from"
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,7 +46,7 @@ def library(name: str) -> Path:
     requirements = sorted(f"{each}{extra.get(each, '')}=={VERSIONS[each]}" for each in group)
 
     def fetch(folder: Path) -> None:
-        pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--target", str(folder)]
+        pip = [PYTHON, "-m", "pip", "install", "-qq", "--no-compile", "--target", str(folder)]
         subprocess.run([*pip, *requirements], check=True)
 
     return installed("peers", repr((requirements, sys.version)), fetch)
@@ -74,7 +77,7 @@ def test_each_block_runs_beside_the_library_and_what_the_page_says_of_it_is_so(
         env={**os.environ, "PYTHONPATH": str(library), "REDIS_URL": f"redis://127.0.0.1:{server.port}/{database}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -91,6 +94,34 @@ def test_each_word_of_the_table_exists(name: str, library: Path) -> None:
     for left, right in rows:
         for side, known in ((left, theirs), (right, ours)):
             assert words(side) <= known | set(EXAMPLES.split()), side
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_the_error_that_a_page_shows_is_the_error_of_that_option(name: str) -> None:
+    tasks = Tasks("memory://coming-from")
+    page = " ".join((ROOT / "docs" / "coming-from" / f"{name}.md").read_text().split())
+    ((text, call, option),) = re.findall(r"`((task|using)\(\) has no option '(\w+)'[^`]+)`", page)
+    function: Callable[..., Any] = tasks.task if call == "task" else tasks.named("greet").using
+    with pytest.raises(UsageError) as raised:
+        function(**{option: 1})
+    assert str(raised.value) == text
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("at_front", "did you mean priority= (0 to 9, and 9 is first)?"),
+        ("max_age", "did you mean task.using(expires=...) (in seconds)?"),
+        ("link_error", "did you mean on_failure= (another task)?"),
+        ("depends_on", "enqueue the next task in the handler, or wait there for the job of another"),
+        ("rate_limit", "raise Retry('rate limited', delay=1, counts=False) in the handler if your limiter refuses"),
+    ],
+)
+def test_an_option_of_another_library_names_what_to_write(option: str, hint: str) -> None:
+    task: Callable[..., Any] = Tasks("memory://coming-from").task
+    with pytest.raises(UsageError) as raised:
+        task(**{option: 1})
+    assert str(raised.value) == f"task() has no option {option!r}: {hint}"
 
 
 # Names of the examples in the tables.

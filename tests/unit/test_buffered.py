@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qworker import Buffered, Call, Draft, Job, Retry, State, Task, Tasks, Unique
+from qworker import Backoff, Buffered, Call, Draft, Job, Retry, State, Task, Tasks, Unique
 from qworker.backend.listing import list_messages
 from qworker.enqueue.portal import run_blocking
 from qworker.errors import (
@@ -288,6 +288,34 @@ async def test_the_hook_sends_the_calls_of_an_attempt_before_the_ack_and_drops_t
     await app.burst(queues=("other",))
     assert [job.existed for job in seen] == [None, False]
     assert await stored(app) == ["1"]
+
+
+async def test_an_attempt_whose_calls_cannot_be_sent_is_retried_with_calls_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = App(hooks=[Buffered()])
+    work, mail = add_tasks(app)
+    publish = app.store.publish
+    failures = [QueueFull("no room")]
+
+    async def fail_once(queue: str, drafts: Sequence[Draft]) -> list[str]:
+        if queue == "mail" and failures:
+            raise failures.pop()
+        return await publish(queue, drafts)
+
+    monkeypatch.setattr(app.store, "publish", fail_once)
+
+    @app.task(queue="other", retry=Backoff(initial=0.0))
+    async def fan_out() -> None:
+        # As after a kill in the middle of the send: what was stored has another id in the next attempt, unless given.
+        await work.enqueue(1)
+        await work.using(id="given").enqueue(2)
+        await mail.enqueue(3)
+
+    await fan_out.enqueue()
+    worker = await app.burst(queues=("other",))
+    assert (worker.counts.retried, worker.counts.acked) == (1, 1)
+    assert (sorted(await stored(app)), await stored(app, "mail")) == (["1", "1", "2"], ["3"])
 
 
 async def test_the_publishing_hooks_and_headers_of_a_buffered_call_run_once() -> None:

@@ -20,6 +20,8 @@ settings.configure(
     } if sys.argv[1] == "yes" else {},
 )
 django.setup()
+from django.test import TestCase
+from unittest import TextTestRunner
 from django.db import close_old_connections, connection, transaction
 from qworker import Tasks
 from qworker.errors import EnqueueFailed, InvalidArguments, MessageTooLarge, NotSupported, QueueFull, UsageError
@@ -130,6 +132,24 @@ except EnqueueFailed as error:
     print(error)
 FileBackend.publish = publish
 
+# Tests see the calls of their block, also if the transaction of the test has earlier ones.
+for number in (11, 12, 13):
+    insert(number)
+
+class CaptureTest(TestCase):
+    def test_a_block_captures_its_own_calls(self):
+        early = enqueue_on_commit(send, 1)
+        for numbers in ([11, 12], [13]):
+            with self.captureOnCommitCallbacks(execute=True) as hooks:
+                jobs = [enqueue_on_commit(send, number) for number in numbers]
+            assert len(hooks) == len(numbers)
+            assert [job.existed for job in jobs] == [False] * len(jobs)
+        with self.captureOnCommitCallbacks() as hooks, transaction.atomic():
+            jobs = [enqueue_on_commit(send, number) for number in (1, 2)]
+        assert (len(hooks), early.existed, jobs[0].existed) == (1, None, None)
+
+assert TextTestRunner(stream=sys.stdout).run(CaptureTest("test_a_block_captures_its_own_calls")).wasSuccessful()
+
 for wrong, kind in (((send, 1, 2), InvalidArguments), ((send, "x" * 1024), MessageTooLarge)):
     try:
         with transaction.atomic():
@@ -166,7 +186,7 @@ for url in ("vsqs://./vsqs", "fsq://./fsq", "mq://./mq"):
 
 from qworker.worker import Worker, WorkerOptions
 asyncio.run(Worker(tasks, WorkerOptions(burst=True)).run())
-assert sorted(seen) == [1, 2, 5, 6, 7, 8, 9, 10], seen
+assert sorted(seen) == [1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13], seen
 """
 
 
