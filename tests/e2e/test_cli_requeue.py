@@ -72,8 +72,8 @@ def requeued(url: str, capsys: pytest.CaptureFixture[str], *options: str) -> set
         (["--task", "resize", "--task", "send"], {"picture-1", "picture-2", "picture-3", "letter-1"}),
         (["--error", "timeouterror"], {"picture-1", "picture-2", "letter-1", "bytes-1"}),
         (["--task", "resize", "--error", "no picture", "--since", "1h"], {"picture-3"}),
-        (["--task", "nothing"], set()),
-        ([], set(FAILED)),
+        (["--task", "nothing"], set[str]()),
+        (list[str](), set(FAILED)),
     ],
 )
 def test_what_matches_every_filter_is_requeued(
