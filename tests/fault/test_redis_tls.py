@@ -190,7 +190,7 @@ async def use_cells(backend: Backend) -> None:
 async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = next(
         line.split("ACL SETUSER worker", 1)[1]
-        for line in (Path(__file__).parents[2] / "docs/redis.md").read_text().splitlines()
+        for line in (Path(__file__).parents[2] / "docs/reference/redis.md").read_text().splitlines()
         if "ACL SETUSER worker" in line
     )
     with RedisServer() as server:
