@@ -44,7 +44,7 @@ async def add(a: int, b: int = 0) -> int:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # Restores sys.path, to which importing an app adds the working directory.
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     for name in [n for n in os.environ if n.startswith("QWORKER_")]:
         monkeypatch.delenv(name)
     return tmp_path

@@ -37,7 +37,7 @@ _SENTINEL_PERIODS = {"INFO-PERIOD": 300, "PING-PERIOD": 300, "ASK-PERIOD": 100, 
 
 
 def queue_slot(queue: str) -> int:
-    """Return the slot of a queue in a cluster, from the names of its keys in docs/reference/redis.md."""
+    """Return the slot of a queue in a cluster, from the names of its keys in docs/redis.md."""
     return key_slot(b"{qworker:%b}:meta" % queue.encode())
 
 
