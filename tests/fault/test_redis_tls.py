@@ -40,7 +40,7 @@ def server(certificates: Certificates) -> Iterator[RedisServer]:
         yield server
 
 
-def administrator(server: RedisServer) -> Any:  # noqa: ANN401 - redis-py types its commands in part
+def administrator(server: RedisServer) -> Any:
     """A plain client, for the commands that have no types."""
     return server.client()
 
