@@ -78,7 +78,10 @@ class ProcessDied(RemoteFailure):
 
 
 class NotBegun(RemoteFailure):
-    """The failure of a process before it called the handler: it could not import the app, or enter its lifespan."""
+    """A failure of the worker before it called the handler.
+
+    A process or thread could not be started, or a process could not import the app, or enter its lifespan.
+    """
 
 
 def error_type(error: BaseException | None) -> str:

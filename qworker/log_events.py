@@ -16,6 +16,7 @@ __all__ = [
     "ERROR",
     "ERROR_TYPE",
     "FAILURE_NOT_REPORTED",
+    "HANDLER_NOT_STARTED",
     "HANDLER_STUCK",
     "HINT",
     "HISTORY_PAUSED",
@@ -77,6 +78,8 @@ MESSAGE_RELEASED = "message_released"
 MESSAGE_ISOLATED = "message_isolated"
 # Level warning. The process of a suspect could not import the app, or enter its lifespan. The message is released.
 ISOLATION_FAILED = "isolation_failed"
+# Level warning. No thread or process can be started for the handler. The message is released.
+HANDLER_NOT_STARTED = "handler_not_started"
 # Level warning, once for each worker. Suspects run in the worker itself, because no other process can import the app.
 ISOLATION_DISABLED = "isolation_disabled"
 # Level error, once for each message and worker. The body is larger than `max_body` of the URL. The message stays.

@@ -293,6 +293,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         delay: Seconds until the message can run again, for fail_tmp and release.
         error: The error that is kept with the message, for fail_tmp and fail_perm.
         died: Whether the process of the handler died, for fail_tmp: deaths + 1. Otherwise a fail_tmp sets deaths to 0.
+        survived: Whether the handler has ended by itself, for release: this sets deaths to 0. Otherwise they stay.
     """
 
     lease: Lease
@@ -300,6 +301,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     delay: float = 0.0
     error: str | None = None
     died: bool = False
+    survived: bool = False
 
 
 class Query(msgspec.Struct, frozen=True):

@@ -103,12 +103,14 @@ def _retry(settlement: Settlement, lease: FileLease, now: float) -> frozenset[in
 
 
 def _release(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int] | None:
+    message = lease.message
+    item = with_tries(lease.item, message.tries) if message.deaths and settlement.survived else lease.item
     if settlement.delay > 0:
-        return _delay(lease, lease.item, now + settlement.delay)
-    if not lease.locked or lease.message.tries:
+        return _delay(lease, item, now + settlement.delay)
+    if not lease.locked or message.tries:
         # Not queue/: an fsq program could take it from there while this process does not have the lock, but not from
         # delay/. And there a message with tries is found without listing queue/.
-        return _delay(lease, lease.item, now)
+        return _delay(lease, item, now)
     files = lease.files
     _record(lease, "queue", lease.item)
     if not try_rename(lease.path, lease.item, files.lease, files.queue, lease.fd, lease.token):

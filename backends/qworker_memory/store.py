@@ -336,6 +336,8 @@ class MemoryQueue:
         else:
             if settlement.action is SettleAction.FAIL_TMP:
                 entry.count_try(settlement.error, died=settlement.died)
+            elif settlement.survived:
+                entry.message = msgspec.structs.replace(entry.message, deaths=0)
             if settlement.delay > 0:
                 self.put(entry, State.DELAYED, now + settlement.delay)
             else:

@@ -168,6 +168,7 @@ async def settle(server: ServerClient, settlements: Sequence[Settlement]) -> lis
             "delay": each.delay,
             "error": each.error,
             "died": each.died,
+            "survived": each.survived,
         }
         for each in settlements
     ]

@@ -24,8 +24,8 @@ __all__ = ["RedisSettler"]
 _ACCEPTED, _REFUSED = ("", "", 0), ("", "", 1)
 
 _ACTIONS = {SettleAction.ACK: "a", SettleAction.FAIL_TMP: "t", SettleAction.FAIL_PERM: "p", SettleAction.RELEASE: "r"}
-# A temporary failure with `Settlement.died`.
-_DEATH = "d"
+# A temporary failure with `Settlement.died`, and a release with `Settlement.survived`.
+_DEATH, _SURVIVED = "d", "s"
 
 
 class RedisSettler:
@@ -150,13 +150,21 @@ def _settle_arguments(settlement: Settlement) -> list[Argument]:
     lease = cast("RedisLease", settlement.lease)
     key = lease.message.unique_key
     return [
-        _DEATH if settlement.died and settlement.action is SettleAction.FAIL_TMP else _ACTIONS[settlement.action],
+        _how(settlement),
         lease.message.id,
         lease.claim,
         max(0, int(settlement.delay * 1e6)),
         (settlement.error or "").encode(errors="replace"),
         b"" if key is None else key.encode(errors="surrogateescape"),
     ]
+
+
+def _how(settlement: Settlement) -> str:
+    if settlement.died and settlement.action is SettleAction.FAIL_TMP:
+        return _DEATH
+    if settlement.survived and settlement.action is SettleAction.RELEASE:
+        return _SURVIVED
+    return _ACTIONS[settlement.action]
 
 
 def _settlement_size(settlement: Settlement) -> int:

@@ -170,9 +170,9 @@ def put_wait(message_id: str, rank: int, job: AwaitedJob) -> CellOp:
     return CellOp("put", Cell(WAITS, message_id, _encode(job), rank=rank, ttl=_WAIT_KEPT))
 
 
-def delete_wait(message_id: str) -> CellOp:
-    """Return the operation that deletes the note of a wait."""
-    return CellOp("delete", Cell(WAITS, message_id))
+def delete_wait(message_id: str, version: str) -> CellOp:
+    """Return the operation that deletes the note of a wait, if it has this version."""
+    return CellOp("delete", Cell(WAITS, message_id), version)
 
 
 def read_wait(cell: Cell | None) -> AwaitedJob | None:

@@ -238,6 +238,7 @@ class NativeRoutes:
                     delay=outcome.delay,
                     error=outcome.error,
                     died=outcome.died,
+                    survived=outcome.survived,
                 )
             )
         back = {id(settlement) for settlement in await self._backend.settle(settlements)}

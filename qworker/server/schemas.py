@@ -70,6 +70,7 @@ class SettleRequest(msgspec.Struct, frozen=True):
     delay: float = 0.0
     error: str | None = None
     died: bool = False
+    survived: bool = False
 
 
 class HistoryPage(msgspec.Struct, frozen=True):

@@ -113,14 +113,16 @@ class SettlingContract(Contract):
     async def test_a_message_is_a_suspect_until_an_attempt_ends_by_itself(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
         steps = [
-            (SettleAction.FAIL_TMP, True, (1, 1)),
-            (SettleAction.FAIL_TMP, True, (2, 2)),
-            (SettleAction.RELEASE, False, (2, 2)),
-            (SettleAction.FAIL_TMP, False, (3, 0)),
+            (SettleAction.FAIL_TMP, "died", (1, 1)),
+            (SettleAction.FAIL_TMP, "died", (2, 2)),
+            (SettleAction.RELEASE, "", (2, 2)),
+            (SettleAction.FAIL_TMP, "", (3, 0)),
+            (SettleAction.FAIL_TMP, "died", (4, 1)),
+            (SettleAction.RELEASE, "survived", (4, 0)),
         ]
         (lease,) = await wait_until(case.lease)
-        for action, died, expected in steps:
-            assert await case.settle(lease, action, died=died)
+        for action, end, expected in steps:
+            assert await case.settle(lease, action, died=end == "died", survived=end == "survived")
             (lease,) = await wait_until(case.lease)
             assert lease.message.id == message_id
             assert (lease.message.tries, lease.message.deaths) == expected

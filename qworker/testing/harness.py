@@ -134,10 +134,11 @@ class Case:
         delay: float = 0.0,
         error: str | None = None,
         died: bool = False,
+        survived: bool = False,
         by: Backend | None = None,
     ) -> bool:
         """Settle a lease. Return False if the settlement was refused."""
-        settlement = Settlement(lease=lease, action=action, delay=delay, error=error, died=died)
+        settlement = Settlement(lease=lease, action=action, delay=delay, error=error, died=died, survived=survived)
         refused = await (by or self.backend).settle([settlement])
         assert refused in ([], [settlement])
         return not refused

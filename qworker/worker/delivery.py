@@ -109,9 +109,19 @@ class Delivery(msgspec.Struct, eq=False):
         if self.settlement is None:
             self.cancel(reason)
 
-    def settle(self, action: SettleAction, *, delay: float = 0.0, error: str | None = None, died: bool = False) -> None:
-        """Decide how the lease ends."""
-        self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error, died=died)
+    def settle(
+        self,
+        action: SettleAction,
+        *,
+        delay: float = 0.0,
+        error: str | None = None,
+        died: bool = False,
+        survived: bool = False,
+    ) -> None:
+        """Decide how the lease ends. See `Settlement`."""
+        self.settlement = Settlement(
+            lease=self.lease, action=action, delay=delay, error=error, died=died, survived=survived
+        )
 
     def take_value(self, value: Any) -> BaseException | None:
         """Keep the value that the handler returned if it is wanted. Return the error if the handler has not run."""

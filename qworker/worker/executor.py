@@ -35,7 +35,7 @@ from qworker.worker.state import WorkerState
 
 __all__ = ["Executor", "Runner"]
 
-# Seconds until a message can be leased again whose child process cannot start the app.
+# Seconds until a message can be leased again whose handler the worker could not call.
 _RELEASE_DELAY = 10.0
 # A message without `max_tries` fails after this many attempts in a row that killed their process or lost their lease.
 _MOST_DEATHS = DEFAULT_MAX_TRIES
@@ -261,8 +261,8 @@ class Executor:
             # The loop has closed under the consumer.
             raise
         except BaseException as error:  # noqa: BLE001 - it is the message's outcome
-            # It cannot be called, or no thread can be started. Or a cancellation of a call that waits for a thread or
-            # process, or a stray one, which the consumer clears.
+            # It cannot be called. Or a cancellation of a call that waits for a thread or process, or a stray one, which
+            # the consumer clears.
             delivery.error = error
         finally:
             delivery.consumer = None
@@ -355,16 +355,19 @@ class Executor:
         if delay is None:
             delay = self._delay(policy, delivery.lease.message.tries + 1)
         delivery.released_because = reason
-        delivery.settle(SettleAction.RELEASE, delay=delay)
+        delivery.settle(SettleAction.RELEASE, delay=delay, survived=True)
 
     def _delay(self, policy: RetryPolicy, tries: int) -> float:
         # A policy is the code of the app.
         return min(max(0.0, policy.delay(tries, self._draw())), MOST_DELAY)
 
     def _put_back(self, delivery: Delivery, error: NotBegun) -> None:
-        """Release a suspect whose handler was not called. It counts no try, and the message stays a suspect."""
+        """Release a message whose handler was not called. It counts no try, and a suspect stays one."""
         fields = {events.ERROR_TYPE: error.type_name, events.ERROR: summary_of(error)}
-        self._log.warning(events.ISOLATION_FAILED, **delivery.fields(), **fields)
+        if delivery.isolated:
+            self._log.warning(events.ISOLATION_FAILED, **delivery.fields(), **fields)
+        else:
+            self._log.warning(events.HANDLER_NOT_STARTED, **delivery.fields(), **fields)
         delivery.settle(SettleAction.RELEASE, delay=_RELEASE_DELAY)
 
     def _contain(self, delivery: Delivery, problem: BaseException) -> None:

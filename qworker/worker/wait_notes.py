@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from typing import NamedTuple
 
-from qworker.cell import CellOp
+from qworker.backend.offers import glance_at
+from qworker.errors import QueueNotFound
 from qworker.jobs.records import WAITS_NOTED_EVERY, delete_wait, put_wait, rank_of
 from qworker.worker.delivery import Delivery
 from qworker.worker.outage import BACKEND_ERRORS
@@ -23,6 +25,13 @@ _INTERVAL = 1.0
 _LONG = 5.0
 
 
+class _Note(NamedTuple):
+    """The note of a wait: when it was stored last, in monotonic seconds, and its version."""
+
+    at: float
+    version: str
+
+
 class WaitNotes:
     """Stores which handlers wait, until it is cancelled."""
 
@@ -32,8 +41,7 @@ class WaitNotes:
         self._clock = state.clock
         self._outage = state.outage("waits")
         self._woken = asyncio.Event()
-        # When each wait was noted last, in monotonic seconds.
-        self._noted: dict[Delivery, float] = {}
+        self._noted: dict[Delivery, _Note] = {}
 
     def wake(self) -> None:
         """Report that a handler waits, or continues. On the event loop's thread."""
@@ -60,17 +68,29 @@ class WaitNotes:
         """Note the waits that are long, and delete the notes of those that have ended."""
         now = self._clock.monotonic()
         long = {one for one in self._state.active if one.waits and now - one.waits_since >= _LONG}
-        due = [one for one in long if now - self._noted.get(one, -WAITS_NOTED_EVERY) >= WAITS_NOTED_EVERY]
-        over = self._noted.keys() - long
-        ops: defaultdict[str, list[CellOp]] = defaultdict(list)
-        for one in due:
-            message = one.lease.message
-            ops[message.queue].append(put_wait(message.id, rank_of(one.lease.token), one.waits_for))
-        for one in over:
-            message = one.lease.message
-            ops[message.queue].append(delete_wait(message.id))
-        for queue, batch in ops.items():
-            await self._backend.cells(queue, batch)
-        self._noted |= dict.fromkeys(due, now)
-        for one in over:
-            del self._noted[one]
+        due: defaultdict[str, list[Delivery]] = defaultdict(list)
+        for one in long:
+            if one not in self._noted or now - self._noted[one].at >= WAITS_NOTED_EVERY:
+                due[one.lease.message.queue].append(one)
+        for queue, batch in due.items():
+            await self._put(queue, batch, now)
+        over: defaultdict[str, list[Delivery]] = defaultdict(list)
+        for one in self._noted.keys() - long:
+            over[one.lease.message.queue].append(one)
+        for queue, batch in over.items():
+            # A later delivery of the message has stored another version.
+            ops = [delete_wait(one.lease.message.id, self._noted[one].version) for one in batch]
+            await self._backend.cells(queue, ops)
+            for one in batch:
+                del self._noted[one]
+
+    async def _put(self, queue: str, batch: list[Delivery], now: float) -> None:
+        try:
+            # A put would create a queue again that was deleted.
+            await glance_at(self._backend, queue)
+        except QueueNotFound:
+            return
+        ops = [put_wait(one.lease.message.id, rank_of(one.lease.token), one.waits_for) for one in batch]
+        for one, reply in zip(batch, await self._backend.cells(queue, ops), strict=True):
+            if reply.done and reply.cell is not None:
+                self._noted[one] = _Note(now, reply.cell.version)

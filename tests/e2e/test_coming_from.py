@@ -23,7 +23,7 @@ from tests.support.processes import PYTHON
 from tests.support.servers import RedisServer, free_port
 
 # The libraries, and the versions that their pages name.
-VERSIONS = {"arq": "0.28.0", "celery": "5.7.0", "dramatiq": "2.2.1", "rq": "3.0.0"}
+VERSIONS = {"arq": "0.28.0", "celery": "5.7.0", "dramatiq": "2.2.1", "huey": "3.5.4", "rq": "3.0.0"}
 CLAIMS = ROOT / "tests" / "fixtures" / "coming_from"
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,7 +43,7 @@ def library(name: str) -> Path:
     requirements = sorted(f"{each}{extra.get(each, '')}=={VERSIONS[each]}" for each in group)
 
     def fetch(folder: Path) -> None:
-        pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--target", str(folder)]
+        pip = [PYTHON, "-m", "pip", "install", "-qq", "--no-compile", "--target", str(folder)]
         subprocess.run([*pip, *requirements], check=True)
 
     return installed("peers", repr((requirements, sys.version)), fetch)
@@ -74,7 +74,7 @@ def test_each_block_runs_beside_the_library_and_what_the_page_says_of_it_is_so(
         env={**os.environ, "PYTHONPATH": str(library), "REDIS_URL": f"redis://127.0.0.1:{server.port}/{database}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

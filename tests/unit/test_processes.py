@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
 """Handlers in processes of their own: data goes in and out, and a death concerns one message."""
 
 import errno
@@ -7,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import structlog
 
 from qworker import Draft, State
 from qworker.errors import UsageError
@@ -126,21 +128,24 @@ async def test_arguments_of_no_encoding_reach_a_process(app, functions, tmp_path
     assert written.read_text() == "raw ('\\udcff', 'a')"
 
 
-async def test_a_process_that_cannot_be_started_fails_its_message_alone(app, functions, monkeypatch):
+async def test_a_message_waits_without_a_try_while_its_process_cannot_be_started(app, functions, monkeypatch):
     def refuse(*_args, **_options):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     @app.task
     async def beside() -> None: ...
 
-    functions.register(app)
+    app.task(process=True, max_tries=1, retry_on=(KeyError,))(functions.hang)
     monkeypatch.setattr(subprocess, "Popen", refuse)
     await app["hang"].enqueue()
     await beside.enqueue()
-    worker = await app.burst()
-    assert (worker.counts.acked, worker.counts.failed) == (1, 1)
-    (failed,) = await app.found(State.FAILED)
-    assert failed.error == "the handler's process cannot be started: Too many open files"
+    with structlog.testing.capture_logs() as logs:
+        worker = await app.burst()
+    assert (worker.counts.acked, worker.counts.released) == (1, 1)
+    (waiting,) = await app.found(State.DELAYED)
+    assert waiting.message.tries == 0
+    (line,) = [line for line in logs if line["event"] == "handler_not_started"]
+    assert line["error"] == "the handler's process cannot be started: Too many open files"
 
 
 async def test_abort_kills_the_process_and_releases_the_message(app, functions):

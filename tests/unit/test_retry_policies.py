@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportOptionalOperand=false, reportOperatorIssue=false
 """What a worker does after each error: by the policy of the task, alike on each backend that counts deaths."""
 
 import importlib.util
@@ -180,6 +181,22 @@ async def test_deaths_in_a_row_count_and_failures_in_between_start_again(url):
         await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, error="raised")])
     worker = await burst(tasks)
     assert worker.counts.acked == 1
+    await tasks.aclose()
+
+
+async def test_a_task_that_polls_for_weeks_does_not_fail_after_the_deaths_of_some_workers(url):
+    tasks = Tasks(url)
+
+    @tasks.task(max_tries=None)
+    async def poll() -> None:
+        raise Retry("not ready yet", delay=1000, counts=False)
+
+    backend = await tasks.backend()
+    await poll.enqueue()
+    await die(backend, 4)
+    await burst(tasks)
+    (stored,) = await found(tasks, State.DELAYED)
+    assert (stored.message.tries, stored.message.deaths) == (4, 0)
     await tasks.aclose()
 
 

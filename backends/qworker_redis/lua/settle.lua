@@ -3,7 +3,7 @@
 -- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), 0 to keep done messages ('' not),
 --   number of plain acks, then for each of these: id, claim; then for each other: how, id, claim, delay us, error, key
 --   how: a(ck), t(emporary failure), d(eath of the handler's process: a temporary failure), p(ermanent failure),
---   r(elease)
+--   r(elease), s(urvived: a release after which there is no death)
 --   without both kinds, the script only reads the earlier answer
 -- RETURNS: [1 if this is the answer of the earlier call, then the numbers of the refused, plain acks first]
 local meta, msg, sorted, delayed, leased, claims, keys, errors, fail, done, wake, mark, earlier = unpack(KEYS)
@@ -48,6 +48,7 @@ local function finish(how, id, _, delay, reason, key)
     call('HSET', msg, id, one_more_try(value, how == 'd'))
   else
     wait_or_run(id, value, delay)
+    if how == 's' then call('HSET', msg, id, with_deaths(value, 0)) end
   end
 end
 

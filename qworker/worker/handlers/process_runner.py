@@ -361,7 +361,7 @@ class ProcessRunner:
         try:
             child = self._free_child()
         except OSError as error:
-            return RemoteFailure(error_type(error), f"the handler's process cannot be started: {error.strerror}")
+            return NotBegun(error_type(error), f"the handler's process cannot be started: {error.strerror}")
         self._busy.add(child)
         try:
             reply = await child.ask(request, attempt, lambda: self._stopping)

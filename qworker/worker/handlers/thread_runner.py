@@ -9,6 +9,7 @@ import threading
 from collections import deque
 
 from qworker.attempt.providers import WorkerProviders
+from qworker.failure_text import NotBegun, error_type
 from qworker.worker.delivery import Delivery
 
 __all__ = ["ThreadRunner"]
@@ -64,7 +65,10 @@ class ThreadRunner:
         loop = self._loop = asyncio.get_running_loop()
         call = _ThreadCall(delivery, loop.create_future())
         if self._busy >= self._threads and self._threads < self._limit + self.waiting:
-            self._start_thread()
+            try:
+                self._start_thread()
+            except RuntimeError as error:
+                return NotBegun(error_type(error), f"no thread can be started: {error}")
         self._busy += 1
         self._work.put(call)
         try:
