@@ -551,7 +551,7 @@ class Tasks(Generic[State]):
         self._header_sources.append(source)
 
     async def enqueue_many(self, calls: Iterable[Call]) -> list[Job[Any]]:
-        """Enqueue calls in their order, in batches. All are stored durably when this returns.
+        """Enqueue calls in their order, in batches. All are stored durably when this returns, or a block has ended.
 
         After an error the calls before the failing batch are stored. Calls with `using(id=...)` can be enqueued again.
 

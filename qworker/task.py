@@ -331,7 +331,7 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]: ...
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
-        """Enqueue a call. It is stored durably when this returns.
+        """Enqueue a call. It is stored durably when this returns. In a block of `Tasks.buffered`, when the block ends.
 
         Raises:
             InvalidArguments: The arguments do not fit the function's parameters.
@@ -346,7 +346,7 @@ class Task(Handler, OtherMethods, Generic[P, R_co]):
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]: ...
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
-        """Enqueue a call from code without an event loop. It is stored durably when this returns.
+        """Enqueue a call from code without an event loop. It is stored durably as with `enqueue`.
 
         Raises:
             UsageError: An event loop is running in this thread: await `enqueue` there.

@@ -10,6 +10,7 @@ from qworker.backend.offers import COUNTED, QueueGlance
 from qworker.clock import Clock
 from qworker.failure_text import cancelled_text
 from qworker.kit.directory.browser import MessageFile, QueueBrowser
+from qworker.kit.directory.tally import Tally
 from qworker.kit.files import has_at_most, has_entry, name_slices
 from qworker.kit.opening import open_directory
 from qworker.kit.parts import HashShare
@@ -69,6 +70,24 @@ class FileBrowser(QueueBrowser[QueueDir]):
             if directory is not None:
                 async for names in name_slices(directory):
                     yield [self._plain(state, directory, name) for name in names if name[0] != "."]
+
+    async def _tally(self) -> Tally:
+        """Count the names of every directory without making an object of each."""
+        tally = Tally()
+        async for waiting in self._waiting():
+            for state in (State.READY, State.DELAYED):
+                tally.add(state, [file.item for file in waiting if file.state is state])
+        async for staged in self._staged():
+            tally.add(State.READY, [file.item for file in staged])
+        files = self.files
+        async for names in name_slices(files.queue):
+            tally.add(State.READY, [name for name in names if name[0] != "."])
+        async for names in name_slices(files.lease):
+            tally.add(State.LEASED, [name for name in names if parse_lease(name) is not None])
+        for state, directory in ((State.FAILED, files.fail), (State.DONE, files.done)):
+            async for names in name_slices(directory):
+                tally.add(state, [name for name in names if name[0] != "."])
+        return tally
 
     def _staged(self) -> AsyncIterator[list[StagedFile]]:
         """List the staged files of sealed loads. A load that cannot be read is recorded, and hides no other message."""

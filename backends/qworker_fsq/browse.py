@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from qworker.clock import Clock
 from qworker.kit.browse import Place
 from qworker.kit.directory.browser import MessageFile, QueueBrowser
-from qworker.kit.files import list_names, name_slices
+from qworker.kit.files import name_slices
 from qworker.kit.linux import lock_holders
 from qworker.kit.parts import HashShare
 from qworker.message import Message, State
@@ -43,26 +43,31 @@ class FsqBrowser(QueueBrowser[QueueDir]):
 
     async def slices(self, *states: State) -> AsyncIterator[list[MessageFile]]:
         """List queue/ once for all states whose items are there."""
-        queued = await self._list_queued() if any(state in states for state in _QUEUED) else {}
+        queued = [state for state in states if state in _QUEUED]
         for state in states:
-            if state in queued:
-                yield queued[state]
+            if state in _QUEUED:
+                if state is queued[0]:
+                    async for files in self._queued(frozenset(queued)):
+                        yield files
                 continue
             directory = self.files.done if state is State.DONE else self.files.fail
             async for names in name_slices(directory):
                 yield [MessageFile(state, directory, name, name) for name in names if name[0] != "."]
 
-    async def _list_queued(self) -> dict[State, list[MessageFile]]:
-        names = sorted(name for name in await list_names(self.files.queue) if name[0] != ".")
+    async def _queued(self, states: frozenset[State]) -> AsyncIterator[list[MessageFile]]:
+        """List queue/, in lists of one state each."""
         holders = lock_holders(self.files.queue, self._file_system)
         now = self._clock.time()
-        found: dict[State, list[MessageFile]] = {state: [] for state in _QUEUED}
-        for number, name in enumerate(names):
-            if (file := self._queued_file(name, holders, now)) is not None:
-                found[file.state].append(file)
-            if number % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
-        return found
+        async for names in name_slices(self.files.queue):
+            found: dict[State, list[MessageFile]] = {state: [] for state in states}
+            for number, name in enumerate(names):
+                file = None if name[0] == "." else self._queued_file(name, holders, now)
+                if file is not None and file.state in states:
+                    found[file.state].append(file)
+                if number % _SLICE == _SLICE - 1:
+                    await asyncio.sleep(0)
+            for files in found.values():
+                yield files
 
     def _queued_file(self, name: str, holders: Mapping[int, int], now: float) -> MessageFile | None:
         directory = self.files.queue

@@ -381,7 +381,9 @@ class MemoryQueue:
             key = entry.message.unique_key
             holder = None if key is None else self._keys(entry.message.unique).get(key)
             if key is not None and holder is not None:
-                refused = refused or held_error(key, holder[1])
+                queue, message_id = holder
+                shown = message_id if queue == self.name else KeyHolder(message_id, queue)
+                refused = refused or held_error(key, shown)
                 continue
             entry.error = None
             entry.is_key_free = False

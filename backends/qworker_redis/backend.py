@@ -64,6 +64,10 @@ from qworker_redis.wait import WakeListWaiter
 __all__ = ["RedisBackend"]
 
 
+# No step of a cluster has keys of two slots.
+CLUSTER_DEVIATIONS: Mapping[str, str] = {"unique_app": "the keys of a queue are in one hash slot"}
+
+
 class RedisBackend(Backend):
     """Queues in a Redis, a Redis with sentinels, or a Redis cluster.
 
@@ -73,12 +77,15 @@ class RedisBackend(Backend):
         remote_leases: Whether leases outlive this process.
     """
 
-    deviations: ClassVar[Mapping[str, str]] = {"unique_app": "the keys of a queue are in one hash slot"}
+    deviations: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._store = store = RedisStore(options, NATIVE, clock)
         self._pool = store.pool
         self.max_body = options.max_body
+        is_cluster = options.mode == "cluster"
+        self._scheme = "redis+cluster" if is_cluster else "redis"
+        self._deviations = CLUSTER_DEVIATIONS if is_cluster else self.deviations
         self._register = QueueRegister(store.pool)
         self._publisher = RedisPublisher(store, self._register)
         self._waiter = WakeListWaiter(store)
@@ -91,6 +98,11 @@ class RedisBackend(Backend):
         self.bulk = RedisBulkStore(store, self._register)
         self._cells = RedisCells(store, self._register)
         self._cell_waiter = CellWaiter(store, self._cells)
+
+    @staticmethod
+    def deviations_at(url: BackendURL) -> Mapping[str, str]:
+        """Return the deviations of a URL."""
+        return CLUSTER_DEVIATIONS if url.scheme == "redis+cluster" else {}
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
@@ -132,7 +144,7 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        identified = give_ids(drafts, "redis", self.deviations)
+        identified = give_ids(drafts, self._scheme, self._deviations)
         ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), identified)))
         if identified is not drafts:
             refuse_pending(identified, ids)

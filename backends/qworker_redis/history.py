@@ -179,6 +179,18 @@ class RedisHistory(HistoryStore):
             place, skip = entries[-1][0], _ALL
         return found, after
 
+    async def read_batches(self, log: str, after: str | None, limit: int) -> tuple[list[EventBatch], str | None]:
+        """Read the entries of a queue's stream as they are stored."""
+        found: list[EventBatch] = []
+        place, skip = _parsed(after)
+        while len(found) < limit and (entries := await self._entries(log, place, skip)):
+            for own, payload in entries[: limit - len(found)]:
+                if (batch := decode_batch(payload)) is not None:
+                    found.append(batch)
+                place, skip = own, _ALL
+                after = _position(own, _ALL)
+        return found, after
+
     async def last_position(self, log: str) -> str | None:
         """Read the stream's last entry only."""
         key = queue_key(check_existing_queue(log), "history")

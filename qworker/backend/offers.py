@@ -1,11 +1,12 @@
 """Optional methods of backends, found by their names.
 
-`doctor` adds checks to `qworker doctor`. `describe_file_system` names the file system of a directory in the first line
-of `qworker run`. `open_scan` is the protocol's own source of messages for `qworker scan`. `follower` reads a store that
-is a log, for Spark's streams. `count_too_large` counts the messages that a store delays because of their size. `glance`
-is what `explain` needs of a queue, for a store in which `stats` takes as long as the queue is deep. `held_until` reads
-a hold. `queues_with_cells` finds out of many queues those that may have cells. `time` is the time of the store. `heads`
-lists finished messages without their bodies, for the archive. Import modules that only such a method needs inside it.
+`deviations_at` are the deviations of a URL, if they depend on it. `doctor` adds checks to `qworker doctor`.
+`describe_file_system` names the file system of a directory in the first line of `qworker run`. `open_scan` is the
+protocol's own source of messages for `qworker scan`. `follower` reads a store that is a log, for Spark's streams.
+`count_too_large` counts the messages that a store delays because of their size. `glance` is what `explain` needs of a
+queue, for a store in which `stats` takes as long as the queue is deep. `held_until` reads a hold. `queues_with_cells`
+finds out of many queues those that may have cells. `time` is the time of the store. `heads` lists finished messages
+without their bodies, for the archive. Import modules that only such a method needs inside it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "COUNTED",
     "Follower",
     "OffersCellSearch",
+    "OffersDeviations",
     "OffersDoctor",
     "OffersFileSystem",
     "OffersFollower",
@@ -38,6 +40,7 @@ __all__ = [
     "OffersTooLarge",
     "QueueGlance",
     "count_too_large_in",
+    "deviations_at",
     "doctor_of",
     "file_system_of",
     "follower_of",
@@ -125,6 +128,15 @@ class OffersDoctor(Protocol):
 
     async def doctor(self, url: BackendURL) -> list[Check]:
         """Check that queues can work at a URL."""
+        ...
+
+
+@runtime_checkable
+class OffersDeviations(Protocol):
+    """A backend class whose deviations depend on the URL."""
+
+    def deviations_at(self, url: BackendURL) -> Mapping[str, str]:
+        """Return the deviations of a URL, by rule."""
         ...
 
 
@@ -247,6 +259,18 @@ class OffersHeads(Protocol):
             QueueNotFound: The queue does not exist.
         """
         ...
+
+
+def deviations_at(url: BackendURL) -> Mapping[str, str]:
+    """Return the deviations of the backend of a URL, by rule.
+
+    Raises:
+        InvalidURL: No installed backend serves the scheme.
+        MissingExtra: Its driver is not installed.
+    """
+    found = backend_class(url.scheme)
+    offered: object = found
+    return offered.deviations_at(url) if isinstance(offered, OffersDeviations) else found.deviations
 
 
 def doctor_of(scheme: str) -> OffersDoctor | None:

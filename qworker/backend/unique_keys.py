@@ -9,7 +9,7 @@ import msgspec
 
 from qworker.backend.deviations import refuse_unsupported
 from qworker.errors import AlreadyEnqueued, UsageError
-from qworker.message import Draft
+from qworker.message import Draft, KeyHolder
 from qworker.names import check_key, created_id, to_message_id
 from qworker.unique import debounced_due
 
@@ -90,5 +90,6 @@ def refuse_pending(drafts: Iterable[Draft], ids: Iterable[str]) -> None:
 
 
 def held_error(key: str, holder: str) -> AlreadyEnqueued:
-    """Return the refusal of a requeue."""
-    return AlreadyEnqueued(f"unique key {key!r} is held by {holder}: remove that message first", holder)
+    """Return the refusal of a requeue. A `KeyHolder` is in another queue."""
+    where = f" in {holder.queue}" if isinstance(holder, KeyHolder) else ""
+    return AlreadyEnqueued(f"unique key {key!r} is held by {holder}{where}: remove that message first", holder)

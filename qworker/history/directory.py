@@ -194,6 +194,10 @@ class DirectoryHistory(HistoryStore):
         """Read records of a log, whichever process writes it."""
         return await self._reader.read(log, after, limit)
 
+    async def read_batches(self, log: str, after: str | None, limit: int) -> tuple[list[EventBatch], str | None]:
+        """Read records of a log as they are stored."""
+        return await self._reader.read_batches(log, after, limit)
+
     async def last_position(self, log: str) -> str | None:
         """Read the log's write position, and no records."""
         return await self._reader.last_position(log)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 
 from qworker.clock import Clock
-from qworker.history.batch import decode_batch
+from qworker.history.batch import EventBatch, decode_batch
 from qworker.history.event import Event
 from qworker.history.log_writer import is_dead
 from qworker.history.retention import remove_log
@@ -94,6 +94,21 @@ class LogReader:
                         return found, _position(own, first + len(some))
                 place, skip = following, 0
                 after = _position(following, 0)
+                await asyncio.sleep(0)
+        return found, after
+
+    async def read_batches(self, name: str, after: str | None, limit: int) -> tuple[list[EventBatch], str | None]:
+        """Read batches of a log, as `HistoryStore.read_batches` does."""
+        place, _ = _parsed(after)
+        found: list[EventBatch] = []
+        with self._opened(name) as opened:
+            while opened is not None and len(found) < limit:
+                _, log, state = opened
+                records, place = log.read(place, min(_RECORDS, limit - len(found)), state.place(0))
+                if not records:
+                    break
+                found += [batch for _, payload in records if (batch := decode_batch(payload)) is not None]
+                after = _position(place, 0)
                 await asyncio.sleep(0)
         return found, after
 

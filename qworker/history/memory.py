@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -56,6 +57,15 @@ class MemoryHistory(HistoryStore):
                 return found, _position(own, skip + len(some))
             after = _position(own + 1, 0)
         return found, after
+
+    async def read_batches(self, log: str, after: str | None, limit: int) -> tuple[list[EventBatch], str | None]:
+        """Return the batches themselves."""
+        number = 0 if after is None else parse_position(after, 2)[0]
+        with self._lock:
+            # The newest are searched first, because most callers follow the end of the log.
+            newer = itertools.takewhile(lambda one: one[0] >= number and log == _LOG, reversed(self._batches))
+            found = list(reversed(list(newer)))[:limit]
+        return [batch for _, batch in found], _position(found[-1][0] + 1, 0) if found else after
 
     async def delete_before(self, log: str, position: str) -> None:
         """Drop the batches that lie completely before the position."""

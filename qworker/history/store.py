@@ -10,7 +10,7 @@ import msgspec
 
 from qworker.duration import format_duration, parse_duration
 from qworker.errors import InvalidURL, UsageError
-from qworker.history.batch import EventBatch
+from qworker.history.batch import EventBatch, to_batches
 from qworker.history.event import Event
 from qworker.names import printable
 from qworker.size import format_size, parse_size
@@ -75,6 +75,25 @@ class HistoryStore(abc.ABC):
         Raises:
             UsageError: `after` is not a position.
         """
+
+    async def read_batches(self, log: str, after: str | None, limit: int) -> tuple[list[EventBatch], str | None]:
+        """Read a log in columns, without making an event of each transition.
+
+        Args:
+            log: One of `logs`. A log that does not exist has no batches.
+            after: A position that `read_batches`, `read` or `last_position` returned. None: the beginning. If it lies
+                inside a record, the whole record is returned again.
+            limit: The largest number of batches to return, at least 1. A store without records in columns returns the
+                batches of so many events.
+
+        Returns:
+            The batches (none if there are no more at present), and the position to continue from.
+
+        Raises:
+            UsageError: `after` is not a position.
+        """
+        events, following = await self.read(log, after, limit)
+        return to_batches(events), following
 
     @abc.abstractmethod
     async def delete_before(self, log: str, position: str) -> None:

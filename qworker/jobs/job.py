@@ -34,7 +34,7 @@ class Job(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
             With `using(unique_key=...)` it is the id of the call that already waits or runs, if there is one.
         queue: The message's queue.
         existed: Whether nothing new was stored, because a message with the id or the unique key was there. None: it is
-            not known.
+            not known, or the call is sent later (`Tasks.buffered`, `enqueue_on_commit`).
     """
 
     id: str

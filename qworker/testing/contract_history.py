@@ -127,6 +127,23 @@ async def _run_worker(case: Case) -> tuple[list[str], str]:
 class HistoryContract(Contract):
     """The tests of the history. If `history.enabled` is false, nothing is recorded."""
 
+    @_recorded
+    async def test_batches_have_the_events_that_are_read_one_by_one(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        history = case.backend.history
+        history.append(to_batches(events_of(case.queue, 9)))
+        found = await self._until_recorded(case, 9)
+        events: list[Event] = []
+        for log in await history.logs():
+            after: str | None = None
+            while (page := await history.read_batches(log, after, 2))[0]:
+                assert len(page[0]) <= 2
+                events += [event for batch in page[0] if batch.queue == case.queue for event in batch.events()]
+                after = page[1]
+            assert after == await history.last_position(log)
+        assert events == found
+        assert await history.read_batches("nothing-here", None, 2) == ([], None)
+
     async def test_every_transition_is_told_by_the_history_in_order(self, case: Case) -> None:
         (acked, failed, again, plain), worker = await _run_worker(case)
         if not case.backend.history.enabled:

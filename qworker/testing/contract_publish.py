@@ -248,6 +248,15 @@ class PublishingContract(Contract):
         assert await case.leased_bodies() == [b"low", b"low"]
 
     @rule("priority")
+    async def test_the_oldest_message_counts_whatever_its_priority(self, case: Case) -> None:
+        await case.publish(b"old")
+        await case.harness.advance(case.tick)
+        await case.publish(b"urgent", priority=9)
+        age = (await case.stats()).oldest_age_s
+        assert age is not None
+        assert age > case.tick * 0.5
+
+    @rule("priority")
     async def test_a_message_is_found_by_its_id_and_task_whatever_its_priority(self, case: Case) -> None:
         for priority in (0, 1, 5, 9):
             (message_id,) = await case.publish(b"x", priority=priority, task="work")

@@ -31,6 +31,7 @@ ON_EVERY_STORE = {
         "qworker/testing/contract_publish.py::test_a_held_id_stays_taken_after_its_message_is_gone"
     ),
     "One call at a time": "qworker/testing/contract_unique.py::test_keep_stores_nothing_while_one_waits_or_is_leased",
+    "Unique across queues": "qworker/testing/contract_unique.py::test_a_key_of_the_app_counts_in_all_queues",
     "Replace and debounce": "qworker/testing/contract_unique.py::test_debounce_is_due_after_the_last_one",
     "Blocks of calls": "tests/unit/test_buffered.py::test_calls_are_sent_in_few_batches_when_the_block_ends",
     "Results": ("tests/unit/test_jobs.py::test_a_job_gives_what_its_handler_returned_in_the_type_of_its_annotation"),

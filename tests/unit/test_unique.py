@@ -123,9 +123,9 @@ def test_options_without_a_key_are_refused(tasks: Tasks) -> None:
     [
         ("sq:///nowhere", Unique(key="k"), "sq: does not support unique keys"),
         (
-            "redis://nowhere.invalid/0",
+            "redis+cluster://nowhere.invalid",
             Unique(key="k", scope="app"),
-            "redis: does not support unique keys across",
+            r"redis\+cluster: does not support unique keys across",
         ),
     ],
 )

@@ -46,16 +46,16 @@ class HistoryRates:
             # The log of a new worker is read from its beginning.
             after = self._ends.get(log)
             while True:
-                page, after = await self._backend.history.read(log, after, _PAGE)
+                batches, after = await self._backend.history.read_batches(log, after, _PAGE)
                 self._ends[log] = after
-                if not page:
+                if not batches:
                     break
-                for event in page:
-                    self._heard[event.queue][event.worker] = now
-                    if event.kind == "acked":
-                        self.done[event.queue] += 1
-                    elif event.kind == "failed":
-                        self.failed[event.queue] += 1
+                for batch in batches:
+                    self._heard[batch.queue][batch.worker] = now
+                    if batch.kind == "acked":
+                        self.done[batch.queue] += len(batch.id)
+                    elif batch.kind == "failed":
+                        self.failed[batch.queue] += len(batch.id)
 
     def workers(self, queue: str, since: float) -> int:
         """Return how many workers have recorded events of a queue since a time."""

@@ -16,7 +16,7 @@ from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
 from qworker.kit.directory.blocked import BlockedRecords
 from qworker.kit.directory.queue_files import QueueFiles
 from qworker.kit.directory.reasons import read_reason
-from qworker.kit.files import list_names
+from qworker.kit.directory.tally import Tally
 from qworker.kit.find import find_each, stamp
 from qworker.kit.max_body import describe_too_large
 from qworker.kit.opening import open_entry
@@ -161,29 +161,28 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             OSError: It cannot be listed.
         """
         now = self._clock.time()
-        counts = dict.fromkeys(State, 0)
-        oldest: str | None = None
-        async for files in self.slices(State.READY, State.DELAYED, State.LEASED):
-            if files:
-                counts[files[0].state] += len(files)
-                if files[0].state is State.READY:
-                    first = min([file.item for file in files])
-                    oldest = first if oldest is None else min(first, oldest)
-        for state, directory in ((State.DONE, self.files.done), (State.FAILED, self.files.fail)):
-            counts[state] = sum([name[0] != "." for name in await list_names(directory)])
-        enqueued_at = None if oldest is None else self._enqueued_at(oldest)
+        tally = await self._tally()
+        ages = [now - (self._enqueued_at(item) or now) for item in tally.first_items]
         return QueueStats(
             queue=self.files.name,
-            ready=counts[State.READY],
-            leased=counts[State.LEASED],
-            delayed=counts[State.DELAYED],
-            done=counts[State.DONE],
-            failed=counts[State.FAILED],
-            oldest_age_s=None if oldest is None else 0.0 if enqueued_at is None else max(0.0, now - enqueued_at),
+            ready=tally.counts[State.READY],
+            leased=tally.counts[State.LEASED],
+            delayed=tally.counts[State.DELAYED],
+            done=tally.counts[State.DONE],
+            failed=tally.counts[State.FAILED],
+            oldest_age_s=max(0.0, *ages) if ages else None,
             paused=self.files.is_down,
             blocked=await BlockedRecords(self.files.base).count(self.files.max_body, self.files.directories),
             retention=retention,
         )
+
+    async def _tally(self) -> Tally:
+        """Count the names of every state, in the order in which messages pass through the states."""
+        tally = Tally()
+        async for files in self.slices(*_IN_ORDER):
+            if files:
+                tally.add(files[0].state, [file.item for file in files])
+        return tally
 
     def browse(self, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Answer a query: names are listed, and only the wanted files are opened.
