@@ -123,8 +123,9 @@ if [ -n "$wheel" ]; then
     exit 0
 fi
 
-# What decides whether an installation is current: the project file, the interpreter, what was asked for, and where this tree lies.
-state=$({ cat pyproject.toml; "$venv/bin/python" -c 'import sys; print(sys.version)'; echo "$spark$lowest$with"; pwd; } | cksum)
+# What decides whether an installation is current: the project file, the version, the interpreter, what was asked for, and where this
+# tree lies.
+state=$({ cat pyproject.toml; grep ^__version__ qworker/__init__.py; "$venv/bin/python" -c 'import sys; print(sys.version)'; echo "$spark$lowest$with"; pwd; } | cksum)
 
 missing=()
 for group in package "${groups[@]}"; do

@@ -141,6 +141,8 @@ class Tasks(Generic[State]):
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = weakref.WeakKeyDictionary()
         # The last backend that was used. Each call needs it, and most apps have a single loop.
         self._latest: _LoopBackend | None = None
+        # The options of its tasks and their calls that not every store supports, by task.
+        self._needs: dict[tuple[str, NeedyOption], None] = {}
         # What its store refuses. None: it was not asked yet.
         self._store_rules: StoreRules | None = None
         self._header_sources: list[Callable[[], Mapping[str, str]]] = []
@@ -422,14 +424,19 @@ class Tasks(Generic[State]):
         names = [there.prefix + prefix + task.name for task in moved]
         raw_queues = [there.queue or queue or handler.queue for handler in moved_raw]
         there.app._check_free(names, raw_queues)  # noqa: SLF001
+        needs: dict[tuple[str, NeedyOption], None] = {}
         for name, handler in (*zip(names, moved, strict=True), *((raw.name, raw) for raw in moved_raw)):
-            there.app._check_store(name, handler.options.needs)  # noqa: SLF001
+            needs |= {(name, option): None for option in handler.options.needs}
             handler.check_joins(name, (*there.hooks, *self.hooks))
             if handler.on_failure is not None:
                 check_holds(there.app._url, name)  # noqa: SLF001
+        # Those of its calls come after those of its tasks, which have their new names.
+        needs |= other._needs
+        there.app._refuse(needs)  # noqa: SLF001
         if other._schedules.in_code and there.app._url is not None:  # noqa: SLF001
             check_scheme(there.app._url)  # noqa: SLF001
         there.app._schedules.include(other._schedules, there.prefix + prefix)  # noqa: SLF001
+        there.app._needs |= needs  # noqa: SLF001
         there.app.imports += tuple(name for name in other.imports if name not in there.app.imports)
         other.registered_tasks, other.raw_handlers = {}, {}
         other._inclusion = Inclusion(self, prefix, queue, names[0] if names else None)
@@ -729,13 +736,19 @@ class Tasks(Generic[State]):
         return report.queue, report.draft
 
     def _check_store(self, task: str, needs: Sequence[NeedyOption]) -> None:
-        """Refuse options of a task or of its call if the store is known and does not support them."""
+        """Refuse options of a task or of its calls if the store does not support them, also if its URL is set later."""
+        app = self._destination().app
+        given: dict[tuple[str, NeedyOption], None] = {(task, option): None for option in needs}
+        app._refuse(given)  # noqa: SLF001
+        app._needs |= given  # noqa: SLF001
+
+    def _refuse(self, needs: Iterable[tuple[str, NeedyOption]]) -> None:
         try:
             url = self.url
         except UsageError:
             # An app factory sets it later.
             return
-        for option in needs:
+        for task, option in needs:
             refuse(url, task, option)
 
     def _check_later(self, draft: Draft) -> None:
@@ -777,9 +790,8 @@ class Tasks(Generic[State]):
         if self._url_in_use and url != self._url:
             raise UsageError("the URL of this app is already in use: set tasks.url before the first call")
         if url is not None:
-            for handler in (*self.registered_tasks.values(), *self.raw_handlers.values()):
-                for option in handler.options.needs:
-                    refuse(url, handler.name, option)
+            for task, option in self._needs:
+                refuse(url, task, option)
         self._url = url
         self._store_rules = None
 

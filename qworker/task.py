@@ -36,7 +36,7 @@ from qworker.jobs.source import JobApp, JobSource
 from qworker.message import Draft, Lease, Message
 from qworker.names import to_message_id
 from qworker.signature import Signature
-from qworker.unique import Unique
+from qworker.unique import Unique, check_due
 from qworker.validation import check_flag, check_text
 
 __all__ = [
@@ -477,6 +477,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         if task.options.unique is not None and "unique_key" not in self._draft:
             self._draft.setdefault("unique", task.options.unique)
         self._unique: Unique | None = self._draft.pop("unique", None)
+        check_due(self._unique, self._draft.get("delay", 0.0), self._draft.get("due_at"))
         if task.options.hold and "id" in self._draft:
             self._draft.setdefault("hold", task.options.hold)
         self._given_queue = queue

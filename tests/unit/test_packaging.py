@@ -22,6 +22,7 @@ from qworker.backend.registry import GROUP
 from qworker.cli.main import GROUP as COMMANDS
 from tests.support.archives import unpack
 from tests.support.exports import check_exports
+from tests.support.pages import pages
 
 # Building and starting interpreters takes its time on a busy machine.
 pytestmark = pytest.mark.timeout(300)
@@ -145,7 +146,20 @@ def test_every_module_says_what_it_exports(package: str) -> None:
 def test_the_version_is_one_everywhere() -> None:
     newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
-    assert newest.group(1) == qworker.__version__ == PROJECT["project"]["version"] == version("qworker-tasks")
+    assert newest.group(1) == qworker.__version__ == version("qworker-tasks")
+
+
+def test_pages_name_the_wheel_of_this_version() -> None:
+    wheels = [
+        found for page in pages() for found in re.findall(r"qworker_tasks-([\d.]+)-py3", (ROOT / page).read_text())
+    ]
+    assert set(wheels) == {qworker.__version__}
+
+
+def test_the_version_is_written_in_one_place(sdist: Path, wheel: Path) -> None:
+    assert "version" in PROJECT["project"]["dynamic"]
+    assert sdist.name == f"qworker_tasks-{qworker.__version__}.tar.gz"
+    assert wheel.name == f"qworker_tasks-{qworker.__version__}-py3-none-any.whl"
 
 
 def test_the_build_backend_is_the_one_that_the_project_names() -> None:
