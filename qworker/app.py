@@ -737,7 +737,7 @@ class Tasks(Generic[State]):
         """Make failed messages ready again, with tries 0: those that match all arguments, of which one is given.
 
         Messages with the code `poison` or `cancelled` are left out and counted, unless `code` or `group` names them.
-        Messages that fail after the start of the call are left alone.
+        Messages that fail after the start of the call are not changed.
 
         Args:
             task: Calls of this task.

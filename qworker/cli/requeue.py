@@ -35,7 +35,7 @@ def command(url: str, queue: str, ids: tuple[str, ...], matching: MessageFilter,
 
     Requeues the failed messages with the given IDs, or those that match all filters, or every one. Without IDs, --code
     or --group it leaves out messages that may have killed their workers (poison) and cancelled ones, and counts them.
-    Messages that fail meanwhile are left alone. Exit status 1: there is no message with one of the IDs, or it has not
+    Messages that fail meanwhile are not changed. Exit status 1: there is no message with one of the IDs, or it has not
     failed. It is named, and the others are requeued.
 
     \b

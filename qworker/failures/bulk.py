@@ -1,7 +1,7 @@
 """Read, requeue and remove all failed messages that match a filter, in bounded memory.
 
 Each message is read, compared with the filter, and then changed only if it is still as it was read: the store compares
-and changes it in one step. Messages that fail after the start are left alone. So a message that is requeued here and
+and changes it in one step. Messages that fail after the start are not changed. So a message that is requeued here and
 fails again is not requeued a second time. If the process is killed, the same call does the rest.
 """
 
