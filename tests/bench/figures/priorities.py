@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from harness import Bench, Figure
@@ -18,7 +19,7 @@ def measure(bench: Bench) -> list[Figure]:
     overtaken: int = bench.call(overtake, url=bench.url(folder), waiting=waiting)
     bench.discard(folder)
     count = bench.size(30_000, 1_000)
-    times = bench.turns([(name, lambda many=many: _worked_off(bench, count, many)) for name, many in _SIDES])
+    times = bench.turns([(name, partial(_worked_off, bench, count, many)) for name, many in (("one", 1), ("many", 10))])
     ratios = [many / one for many, one in zip(times["many"], times["one"], strict=True)]
     return [
         Figure(
@@ -37,9 +38,6 @@ def measure(bench: Bench) -> list[Figure]:
             note=f"{median(times['many']):.1f} us and {median(times['one']):.1f} us",
         ),
     ]
-
-
-_SIDES = (("one", 1), ("many", 10))
 
 
 def _worked_off(bench: Bench, count: int, priorities: int) -> float:
