@@ -53,7 +53,10 @@ ls mv openssl pip pkill printf pytest redis-cli rfq rm rq sed seq sh spark-submi
 """
 PROGRAMS = set(_PROGRAMS.split())
 # Commands of qworker that end by themselves, and need nothing but a store: they are run.
-_RUN = "browse create doctor enqueue explain history ls move pause publish purge requeue resume schedules stats"
+_RUN = """
+browse create doctor enqueue explain export failures history ls move pause publish purge remove requeue resume schedules
+stats
+"""
 RUN = set(_RUN.split())
 # What those find: an app, and queues with messages in them.
 APP = """\
@@ -223,7 +226,7 @@ def test_a_page_does_what_it_shows_in_an_empty_folder(page: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("page", "least"),
-    [("README.md", 2), ("docs/quickstart.md", 10), ("docs/howto/retries.md", 4), ("docs/howto/testing.md", 1)],
+    [("README.md", 2), ("docs/tutorial/quickstart.md", 10), ("docs/howto/retries.md", 4), ("docs/howto/testing.md", 1)],
 )
 def test_a_newcomers_page_is_a_session_that_is_run(page: str, least: int) -> None:
     consoles = [block for block in blocks(page) if block.language == "console"]
@@ -311,7 +314,7 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_systemd_unit_of_the_quickstart_gives_the_drain_its_time() -> None:
-    (text,) = [block.text for block in blocks("docs/quickstart.md") if block.language == "ini"]
+    (text,) = [block.text for block in blocks("docs/tutorial/quickstart.md") if block.language == "ini"]
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(text)
