@@ -115,11 +115,11 @@ fix: ## Format, and fix what ruff can fix
 	$(bin)/ruff format $(sources)
 	$(bin)/ruff check --fix $(sources)
 
-bench: ## Measure what docs/benchmarks.md claims (ARGS="--only latency --quick")
+bench: ## Measure what docs/explanation/benchmarks.md claims (ARGS="--only latency --quick")
 	@.ci/venv.sh test
 	@$(bin)/python tests/bench/run.py $(ARGS)
 
-bench-spark: ## Measure what docs/benchmarks.md claims of the pipeline
+bench-spark: ## Measure what docs/explanation/benchmarks.md claims of the pipeline
 	@.ci/venv.sh test
 	@tests/install-tools.sh
 	@$(bin)/python tests/bench/run.py --spark $(ARGS)

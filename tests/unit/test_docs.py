@@ -225,7 +225,7 @@ def test_a_page_does_what_it_shows_in_an_empty_folder(page: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("page", "least"),
-    [("README.md", 2), ("docs/quickstart.md", 10), ("docs/howto/retries.md", 4), ("docs/howto/testing.md", 1)],
+    [("README.md", 2), ("docs/tutorial/quickstart.md", 10), ("docs/howto/retries.md", 4), ("docs/howto/testing.md", 1)],
 )
 def test_a_newcomers_page_is_a_session_that_is_run(page: str, least: int) -> None:
     consoles = [block for block in blocks(page) if block.language == "console"]
