@@ -55,7 +55,10 @@ systemd-analyze useradd uvicorn
 """
 PROGRAMS = set(_PROGRAMS.split())
 # Commands of qworker that end by themselves, and need nothing but a store: they are run.
-_RUN = "browse create doctor enqueue explain history ls move pause publish purge requeue resume schedules stats"
+_RUN = """
+browse create doctor enqueue explain export failures history ls move pause publish purge remove requeue resume schedules
+stats
+"""
 RUN = set(_RUN.split())
 # What those find: an app, and queues with messages in them.
 APP = """\

@@ -61,6 +61,7 @@ ON_EVERY_STORE = {
     ),
     "Clean shutdown": "qworker/testing/contract_settle.py::test_a_release_leaves_tries_unchanged",
     "Pause": "qworker/testing/contract_admin.py::test_a_paused_queue_gives_nothing_to_any_worker_until_it_is_resumed",
+    "Groups of failures": "tests/unit/test_failures.py::test_groups_count_the_failures_of_a_queue",
     "Requeue": "qworker/testing/contract_admin.py::test_requeue_makes_failed_messages_ready_with_no_tries",
     "History": "qworker/testing/contract_history.py::test_every_transition_is_told_by_the_history_in_order",
     "Explain": "tests/unit/test_features.py::test_what_is_not_running_is_explained",
