@@ -81,6 +81,9 @@ ELSEWHERE = {
         "tests/e2e/test_services.py::test_a_fastapi_service_starts_shows_and_cancels_jobs_and_drains"
     ),
     "Pods": "tests/e2e/test_pods.py::test_a_rolling_restart_under_load_loses_nothing_and_repeats_nothing",
+    "systemd": (
+        "tests/unit/test_docs.py::test_the_systemd_unit_runs_a_command_that_there_is_drains_and_shares_its_queue"
+    ),
     "Queues over HTTP": "tests/unit/test_mq_server.py::test_a_message_makes_the_round_on_any_backend",
     "Five protocols": "tests/unit/test_move_pairs.py::test_a_message_survives_the_move_between_any_two",
     "Spark": "tests/spark/test_load.py::test_each_row_runs_once_in_a_worker_with_the_columns_of_its_parameters",
