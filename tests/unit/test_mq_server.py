@@ -20,7 +20,7 @@ import pytest
 
 from qworker.asgi.access import require_token_if_public
 from qworker.backend.registry import open_backend
-from qworker.errors import InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
+from qworker.errors import BackendUnavailable, InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import to_message_id
 from qworker.server.openapi import document
@@ -178,6 +178,23 @@ def test_a_lease_is_extended_and_settled_by_its_token_only(server: Served) -> No
     assert again["X-Message-Tries"] == "1"
     assert ask(server, "DELETE", path, X_Lease_Token=again["X-Lease-Token"])[0] == 202
     assert ask(server, "GET", f"/-{path}")[0] == 404
+
+
+@pytest.mark.parametrize("call", [("GET", "/inbox/messages?"), ("POST", "/-/inbox/lease?limit=1&")])
+def test_a_client_of_0_1_leases_nothing_that_it_could_not_settle(server: Served, call: tuple[str, str]) -> None:
+    ask(server, "POST", "/inbox/messages", b"x")
+    status, _, reason = ask(server, call[0], f"{call[1]}visibility=30")
+    assert (status, b"upgrade the client to qworker 0.2" in reason) == (400, True)
+    assert json.loads(ask(server, "GET", "/-/inbox/stats")[2])["ready"] == 1
+
+
+async def test_a_server_of_0_1_is_refused_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qworker.server.native_routes.__version__", "0.1.0")
+    with served(memory()) as server:
+        backend = open_backend(f"mq+http://127.0.0.1:{server.port}")
+        with pytest.raises(BackendUnavailable, match=r"is qworker 0\.1\.0: upgrade the server to 0\.2 first"):
+            await backend.open()
+        await backend.aclose()
 
 
 @pytest.fixture(params=["mq", "file", "redis"])
