@@ -235,9 +235,9 @@ def test_what_cannot_be_stored_is_503_and_says_when_to_come_again() -> None:
 def test_with_a_token_nobody_is_served_without_it() -> None:
     with served(memory(), token="correct horse") as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic correct horse"}):
-            status, _, body = ask(server, "PUT", "/q", **headers)
+            status, _, body = ask(server, "PUT", "/q", None, **headers)
             assert (status, b"Bearer TOKEN" in body) == (401, True)
-            assert ask(server, "GET", "/-/queues", **headers)[0] == 401
+            assert ask(server, "GET", "/-/queues", None, **headers)[0] == 401
         assert ask(server, "PUT", "/q", Authorization="Bearer correct horse")[0] == 201
         # From wherever: with the token it is no page of somebody else's.
         assert ask(server, "GET", "/q", Authorization="Bearer correct horse", Host="queue.example")[0] == 200
@@ -247,7 +247,7 @@ def test_without_a_token_web_pages_and_other_hosts_are_refused(server: Served) -
     assert ask(server, "POST", "/q/messages", b"x", Origin="http://evil.example")[0] == 403
     assert ask(server, "POST", "/q/messages", b"x", Sec_Fetch_Site="cross-site")[0] == 403
     for headers, reason in (({"Origin": "http://evil.example"}, b"web page"), ({"Host": "0.0.0.0"}, b"127.0.0.1")):
-        status, _, body = ask(server, "GET", "/q", **headers)
+        status, _, body = ask(server, "GET", "/q", None, **headers)
         assert (status, reason in body, b"QWORKER_HTTP_TOKEN" in body) == (403, True, True)
     assert ask(server, "POST", "/q/messages", b"x", Host="evil.example")[0] == 403
     assert ask(server, "GET", "/q")[0] == 404
