@@ -46,6 +46,15 @@ class _ServerInfo(msgspec.Struct):
     history: bool = False
     version: str = ""
 
+    def refuse_if_old(self, server: str) -> None:
+        """Refuse a server whose leases could not be extended or settled.
+
+        Raises:
+            BackendUnavailable: It is of 0.1. A worker with `--wait-for-backend` waits for its upgrade.
+        """
+        if self.version.startswith("0.1."):
+            raise BackendUnavailable(f"{server} is qworker {self.version}: upgrade the server to 0.2 first")
+
 
 # What the server cannot say, whatever its backend can do.
 _UNSUPPORTED = {"unique_app": "the server's answer does not name another queue"}
@@ -101,9 +110,7 @@ class QworkerServerBackend(Backend):
         if answer.status == 404:
             raise InvalidURL(f"{self.describe()} has mq's endpoints only: add ?standard_only=1")
         info = decode(self._server.check(answer), _ServerInfo)
-        if info.version.startswith("0.1."):
-            # Its leases could not be extended or settled. A worker with --wait-for-backend starts after the upgrade.
-            raise BackendUnavailable(f"{self.describe()} is qworker {info.version}: upgrade the server to 0.2 first")
+        info.refuse_if_old(self.describe())
         self._durability = info.durability
         # The deviations of this instance are those of the server's backend, in addition to those of the class.
         vars(self)["deviations"] = {**info.deviations, **type(self).deviations}
