@@ -125,11 +125,15 @@ async def test_a_message_that_took_the_name_of_a_leased_one_is_moved_back_with_i
     files = backend._stores.open().open_files("q")  # pyright: ignore[reportPrivateUsage]
     assert files is not None
     (item,) = os.listdir(files.queue)
-    taken = os.open(item, os.O_RDONLY, dir_fd=files.queue)
+    opened = os.open(item, os.O_RDONLY, dir_fd=files.queue)
     other = root / "other"
     other.write_bytes(b"3")
     other.replace(root / "q" / "queue" / item)
-    monkeypatch.setattr(lease, "_open", lambda *_: taken)
+
+    def open_before(*_: object) -> int:
+        return opened
+
+    monkeypatch.setattr(lease, "_open", open_before)
     assert lease.claim(files, files.queue, item, item, ".1.h", now=1.0, local=False) is ClaimResult.BUSY
     (back,) = os.listdir(files.delay)
     assert back.partition(".")[2] == item
