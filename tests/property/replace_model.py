@@ -1,7 +1,7 @@
 """The exchange that replaces a waiting message in a directory, explored completely: kills of the publisher anywhere.
 
 W waits, N replaces it, a worker runs what waits, and another publisher of the key keeps out, or stores T if the key is
-free. A state is what is on the disk, and where each process is. See docs/file-format.md, "Unique keys".
+free. A state is what is on the disk, and where each process is. See docs/reference/file-format.md, "Unique keys".
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import structlog
 from qworker import Backoff, Context, Draft, Fail, FailedCall, Hook, Retry, State, Tasks, provide
 from qworker.backend.registry import open_backend
 from qworker.errors import AlreadyEnqueued, BackendUnavailable, MessageTooLarge, UsageError
+from qworker.failure_text import code_of, without_code
 from qworker.message import Query, Selection, SettleAction, Settlement
 from qworker.names import failure_id
 from qworker.testing.clock import FakeClock
@@ -91,8 +92,9 @@ async def test_each_cause_is_reported_once_with_the_call_that_failed(app, cause,
     }
     code, tries, error = expected[cause]
     assert (report.id, report.queue, report.task) == (job_id, "pay", "pay")
-    assert (report.code, report.tries, report.error) == (code, tries, failed.error)
+    assert (report.code, report.tries, report.error) == (code, tries, without_code(failed.error))
     assert report.error.endswith(error)
+    assert (code_of(failed.error) or "error") == code
     assert abs(report.failed_at - failed.finished_at) < 5
     if cause in {"tries", "fail", "timeout"}:
         assert (report.args, report.kwargs, report.headers) == ([17], {"note": "x"}, {"a": "b"})

@@ -34,7 +34,7 @@ ALERTS = ROOT / "examples" / "prometheus" / "alerts.yml"
 MANIFESTS = sorted(path for path in EXAMPLE.rglob("*.yaml") if path.name != "kustomization.yaml")
 README = (EXAMPLE / "README.md").read_text()
 DEPLOYMENTS = sorted(EXAMPLE.rglob("deployment.yaml"))
-# What a worker needs beyond its grace period to cancel, release and leave; docs/cli.md says it too.
+# What a worker needs beyond its grace period to cancel, release and leave; docs/reference/cli.md says it too.
 MARGIN = 15.0
 # No newer than what clusters run.
 VERSION = "1.31"
