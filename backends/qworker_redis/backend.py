@@ -41,7 +41,7 @@ from qworker_redis.admin import (
     requeue,
     set_paused,
 )
-from qworker_redis.browse import browse_in_order, find, held_until, parse_stored
+from qworker_redis.browse import browse_in_order, find, held_until, key_holder, parse_stored
 from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.cell_wait import CellWaiter
 from qworker_redis.cells import RedisCells
@@ -85,7 +85,8 @@ class RedisBackend(Backend):
         self.max_body = options.max_body
         is_cluster = options.mode == "cluster"
         self._scheme = "redis+cluster" if is_cluster else "redis"
-        self._deviations = CLUSTER_DEVIATIONS if is_cluster else self.deviations
+        if is_cluster:
+            vars(self)["deviations"] = CLUSTER_DEVIATIONS
         self._register = QueueRegister(store.pool)
         self._publisher = RedisPublisher(store, self._register)
         self._waiter = WakeListWaiter(store)
@@ -144,7 +145,7 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        identified = give_ids(drafts, self._scheme, self._deviations)
+        identified = give_ids(drafts, self._scheme, self.deviations)
         ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), identified)))
         if identified is not drafts:
             refuse_pending(identified, ids)
@@ -266,6 +267,10 @@ class RedisBackend(Backend):
     async def held_until(self, queue: str, message_id: str) -> float | None:
         """Return the end of the hold of an id."""
         return await held_until(self._pool, check_queue(queue), message_id)
+
+    async def key_holder(self, queue: str, key: str) -> str | None:
+        """Return the id of the message that has a key of the queue."""
+        return await key_holder(self._pool, check_queue(queue), key)
 
     async def time(self, queue: str) -> float:
         """Return the time of the server that has a queue."""
