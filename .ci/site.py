@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the examples and some pages of the root are part of the site, and pages link to them by their place."""
+"""Hooks of mkdocs: the examples and pages of the root are part of the site, and pages link to them by their place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Let links lead into the site: there the examples and the pages of the root lie beside the others, without `docs/`."""
+    """Let links lead into the site: there the examples and the pages of the root lie beside the others."""
     if page.file.src_uri in _PAGES:
         return markdown.replace("](docs/", "](")
     up = "../" * page.file.src_uri.count("/")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
-from qworker.kit.file_system import _LOCAL
+from qworker.kit.file_system import LOCAL
 from tests.support.servers import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ROWS = [line for line in (ROOT / "docs/reference/support.md").read_text().splitlines() if line.startswith("| ")]
 
 
@@ -29,17 +29,18 @@ def test_the_pythons_are_those_that_the_project_declares() -> None:
 
 
 def test_each_requirement_is_the_one_of_the_project() -> None:
-    extras, tests = PROJECT["project"]["optional-dependencies"], PROJECT["dependency-groups"]["test"]
-    declared = {
-        (need.name, str(need.specifier))
-        for need in map(Requirement, chain(PROJECT["project"]["dependencies"], *extras.values(), tests))
-    }
-    named = {
-        (need.name, str(need.specifier))
-        for need in map(Requirement, re.findall(r"`([a-z][a-z-]*[<>=][^`]*)`", "\n".join(ROWS)))
-    }
+    needs: list[str] = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["test"]]
+    for extra in PROJECT["project"]["optional-dependencies"].values():
+        needs += extra
+    declared = {_bounds(need) for need in needs}
+    named = {_bounds(need) for need in re.findall(r"`([a-z][a-z-]*[<>=][^`]*)`", "\n".join(ROWS))}
     assert len(named) == 10
     assert named <= declared
+
+
+def _bounds(need: str) -> tuple[str, str]:
+    requirement = Requirement(need)
+    return requirement.name, str(requirement.specifier)
 
 
 def test_each_server_is_one_that_the_tests_start() -> None:
@@ -51,4 +52,4 @@ def test_each_server_is_one_that_the_tests_start() -> None:
 
 
 def test_the_local_file_systems_are_those_that_the_code_knows() -> None:
-    assert set(row("ext2").partition("|")[2].partition("|")[0].strip().split(", ")) == _LOCAL
+    assert set(row("ext2").partition("|")[2].partition("|")[0].strip().split(", ")) == LOCAL
