@@ -52,7 +52,16 @@ OPTIONS = frozenset(_WRITTEN_DOWN.split())
 
 # Variables that are not options: users can set the first ones, and qworker passes the internal ones to its processes.
 VARIABLES = frozenset(
-    {"QWORKER_URL", "QWORKER_HTTP_TOKEN", "QWORKER_HEALTH", "QWORKER_REDIS_PASSWORD", "QWORKER_REDIS_SENTINEL_PASSWORD"}
+    {
+        "QWORKER_URL",
+        "QWORKER_HTTP_TOKEN",
+        "QWORKER_HEALTH",
+        "QWORKER_REDIS_PASSWORD",
+        "QWORKER_REDIS_SENTINEL_PASSWORD",
+        "QWORKER_UI_TOKEN",
+        "QWORKER_UI_VIEW_TOKEN",
+        "QWORKER_UI_SECRET",
+    }
 )
 _INTERNAL = frozenset(
     {"QWORKER_CONTROL_FD", "QWORKER_HEALTH_FD", "QWORKER_REPLACES_PROCESS", "QWORKER_DEMO_LOG", "QWORKER_COMMAND_START"}
