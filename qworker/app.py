@@ -20,13 +20,16 @@ from qworker.context import Context
 from qworker.definition.callables import check_handler, handler_name
 from qworker.definition.hints import exact_options
 from qworker.definition.task_options import DEFAULT_MAX_TRIES, NeedyOption
-from qworker.duration import Seconds
+from qworker.duration import Moment, Seconds
 from qworker.enqueue.batches import BATCH, publish_calls
 from qworker.enqueue.buffer import buffered, buffered_sync, collect, innermost
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
-from qworker.failed_call import FailureCode, check_holds, check_on_failure, failure_report
+from qworker.failed_call import check_holds, check_on_failure, failure_report
+from qworker.failure_text import FailureCode
+from qworker.failures.app_failures import make_filter, requeue_in
+from qworker.failures.bulk import Requeued
 from qworker.inclusion import Inclusion
 from qworker.jobs.app_jobs import cancel_many, iterate_jobs, job_of, jobs_of, unfinished_states
 from qworker.jobs.cancel import CancelCounts
@@ -720,6 +723,54 @@ class Tasks(Generic[State]):
         """Cancel many jobs from code without an event loop. See `cancel`."""
         call = self.cancel(jobs, task=task, queue=queue, state=state, by=by)
         return self._run_sync(call, instead="await tasks.cancel(...)")
+
+    async def requeue(
+        self,
+        *,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+        error: str | None = None,
+        code: FailureCode | None = None,
+        group: str | None = None,
+        since: Moment | None = None,
+    ) -> Requeued:
+        """Make failed messages ready again, with tries 0: those that match all arguments, of which one is given.
+
+        Messages with the code `poison` or `cancelled` are left out and counted, unless `code` or `group` names them.
+        Messages that fail after the start of the call are not changed.
+
+        Args:
+            task: Calls of this task.
+            queue: Messages of this queue. None: those of every queue of the app.
+            error: Messages whose error contains this text, in any case.
+            code: Messages that failed for this reason.
+            group: Messages of this group, by its key from `qworker failures`.
+            since: Messages that failed then or later: Unix seconds, or a datetime with a time zone.
+
+        Raises:
+            UsageError: No argument is given, or one is not valid.
+            NotSupported: The store cannot requeue messages.
+            AlreadyEnqueued: Another message has the unique key of one of them. All others are ready.
+        """
+        matching = make_filter(self._task_name(task), error, code, group, since)
+        if matching.is_empty and queue is None:
+            raise UsageError("requeue() takes at least one of task=, queue=, error=, code=, group= and since=")
+        app = self._destination().app
+        return await requeue_in(app, app.queue_names() if queue is None else [queue], matching)
+
+    def requeue_sync(
+        self,
+        *,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+        error: str | None = None,
+        code: FailureCode | None = None,
+        group: str | None = None,
+        since: Moment | None = None,
+    ) -> Requeued:
+        """Make failed messages ready again from code without an event loop. See `requeue`."""
+        call = self.requeue(task=task, queue=queue, error=error, code=code, group=group, since=since)
+        return self._run_sync(call, instead="await tasks.requeue(...)")
 
     def _task_name(self, task: str | Task[..., Any] | None) -> str | None:
         if isinstance(task, Task):

@@ -13,9 +13,11 @@ import secrets
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from qworker.errors import InvalidName
 from qworker.kit.files import has_entry, try_unlink
 from qworker.kit.opening import open_directory
 from qworker.message import KeyHolder
+from qworker.names import check_existing_queue
 from qworker_file.id_place import read_status
 from qworker_file.layout import QueueDir, open_part
 from qworker_file.names import key_link_name
@@ -72,7 +74,11 @@ def _read(keys: int, name: str) -> KeyHolder | None:
         if error.errno in {errno.ENOENT, errno.EINVAL}:
             return None
         raise
-    return KeyHolder(message_id, queue)
+    try:
+        return KeyHolder(message_id, check_existing_queue(queue))
+    except InvalidName:
+        # Another program's link can lead out of the store.
+        return None
 
 
 def give_app_key(files: QueueDir, keys: int, message_id: str, mark: str) -> None:

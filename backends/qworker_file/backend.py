@@ -1,4 +1,4 @@
-"""`file:///abs/dir` and `file://./rel`: queues in directories that fsq programs share (docs/file-format.md)."""
+"""`file:///abs/dir` and `file://./rel`: queues in directories (docs/reference/file-format.md)."""
 
 from __future__ import annotations
 

@@ -152,9 +152,11 @@ class MemoryQueue:
 
     def remove(self, entry: MemoryEntry) -> None:
         """Delete an entry."""
-        self.lose(entry)
+        if entry.losses is not None:
+            self.lose(entry)
         del self.entries[entry.message.id]
-        self._free_key(entry)
+        if entry.message.unique_key is not None:
+            self._free_key(entry)
 
     @staticmethod
     def lose(entry: MemoryEntry, *, cancelled: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The backend of `redis:` URLs; docs/redis.md describes the keys."""
+"""The backend of `redis:` URLs; docs/reference/redis.md describes the keys."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class RedisBackend(Backend):
 
         `redis://[user:password@]host[:port][/db]` has the options `timeout`, `retry_timeout`, `min_replicas`,
         `keep_done`, `keep_failed` and `max_body`, and for TLS `tls_ca`, `tls_cert`, `tls_key` and `tls_verify`; see
-        docs/redis.md.
+        docs/reference/redis.md.
         All times are the server's. The clock only shows whether the server's clock was set.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)

@@ -354,13 +354,15 @@ def _failed(stored: StoredMessage) -> Reason:
     if code_of(stored.error) == CANCELLED:
         who = one_line(without_code(stored.error or "")).removeprefix("cancelled")
         return Reason(
-            "cancelled", f"it was cancelled{_at(stored.finished_at)}{who}; `qworker requeue` runs it after all"
+            "cancelled",
+            f"it was cancelled{_at(stored.finished_at)}{who}; `qworker requeue` with its id runs it after all",
         )
     why = one_line(stored.error or "") or "no reason was kept"
     tries = f" after {_times(stored.message.tries)}" if stored.message.tries else ""
-    return Reason(
-        "failed", f"it failed permanently{_at(stored.finished_at)}{tries}: {why}; `qworker requeue` tries again"
-    )
+    again = "`qworker requeue` tries again"
+    if code_of(stored.error) == "poison":
+        again = "it may kill workers, so `qworker requeue` needs its id or --code poison to try again"
+    return Reason("failed", f"it failed permanently{_at(stored.finished_at)}{tries}: {why}; {again}")
 
 
 def _suspicion(deaths: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from markupsafe import Markup
@@ -152,11 +152,11 @@ def _masked(value: T) -> T:
     return masked
 
 
-def _mask(value: Any) -> Any:
+def _mask(value: object) -> Any:
     if isinstance(value, dict):
-        pairs: dict[str, Any] = value
+        pairs = cast("dict[str, object]", value)
         return {key: _MASK if _SECRET.search(key) else _mask(one) for key, one in pairs.items()}
     if isinstance(value, list):
-        items: list[Any] = value
+        items = cast("list[object]", value)
         return [_mask(one) for one in items]
     return value

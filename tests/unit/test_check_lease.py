@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportOptionalOperand=false, reportCallIssue=false, reportMissingImports=false
 """`Context.check_lease`: a handler learns that its lease is lost before its worker has cancelled it."""
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ async def test_a_thread_that_outlives_the_timeout_of_its_message_hears_that_its_
     await app.burst()
     await wait_until(lambda: heard)
     (failed,) = await app.found(State.FAILED)
-    assert failed.error == "timed out after 0.05 seconds"
+    assert failed.error == "code: timeout\ntimed out after 0.05 seconds"
 
 
 @pytest.fixture

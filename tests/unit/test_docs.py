@@ -30,6 +30,7 @@ from qworker.backend.registry import open_backend
 from qworker.cli.main import cli, main
 from qworker.cli.run import command as run_command
 from qworker.message import Draft, SettleAction, Settlement
+from qworker.url import BackendURL
 from tests.support import cli_page
 from tests.support.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
 from tests.support.servers import RedisServer
@@ -48,12 +49,16 @@ SPARK = "docs/pipeline/"
 PEERS = "docs/coming-from/"
 # Programs of others.
 _PROGRAMS = """
-. apt-get arq cat celery convert-to-thumbnail cp curl docker dramatiq echo find flask hostname huey_consumer kubectl
-ls mv openssl pip pkill printf pytest redis-cli rfq rm rq sed seq sh spark-submit uvicorn
+. apt-get arq cat celery convert-to-thumbnail cp curl docker dramatiq echo find flask groupadd hostname huey_consumer
+journalctl kubectl ls mv openssl pip pkill printf pytest redis-cli rfq rm rq sed seq sh spark-submit sudo systemctl
+systemd-analyze useradd uvicorn
 """
 PROGRAMS = set(_PROGRAMS.split())
 # Commands of qworker that end by themselves, and need nothing but a store: they are run.
-_RUN = "browse create doctor enqueue explain history ls move pause publish purge requeue resume schedules stats"
+_RUN = """
+browse create doctor enqueue explain export failures history ls move pause publish purge remove requeue resume schedules
+stats
+"""
 RUN = set(_RUN.split())
 # What those find: an app, and queues with messages in them.
 APP = """\
@@ -223,7 +228,7 @@ def test_a_page_does_what_it_shows_in_an_empty_folder(page: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("page", "least"),
-    [("README.md", 2), ("docs/quickstart.md", 10), ("docs/howto/retries.md", 4), ("docs/howto/testing.md", 1)],
+    [("README.md", 2), ("docs/tutorial/quickstart.md", 10), ("docs/howto/retries.md", 4), ("docs/howto/testing.md", 1)],
 )
 def test_a_newcomers_page_is_a_session_that_is_run(page: str, least: int) -> None:
     consoles = [block for block in blocks(page) if block.language == "console"]
@@ -310,8 +315,9 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pyte
             assert main(found) == 0, f"{page}: qworker {arguments}"
 
 
-def test_the_systemd_unit_of_the_quickstart_gives_the_drain_its_time() -> None:
-    (text,) = [block.text for block in blocks("docs/quickstart.md") if block.language == "ini"]
+def test_the_systemd_unit_runs_a_command_that_there_is_drains_and_shares_its_queue() -> None:
+    text = next(block.text for block in blocks("docs/howto/systemd.md") if block.language == "ini")
+    assert text == (ROOT / "examples" / "systemd" / "app-worker.service").read_text()
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(text)
@@ -319,9 +325,22 @@ def test_the_systemd_unit_of_the_quickstart_gives_the_drain_its_time() -> None:
     program, *arguments = service["ExecStart"].split()
     assert program.endswith("/qworker")
     parsed(arguments)
-    drain = run_command.make_context("run", arguments[1:]).params["shutdown_timeout"]
-    assert float(service["TimeoutStopSec"]) >= drain + 15
-    assert service["KillMode"] == "mixed"
+    options = run_command.make_context("run", arguments[1:]).params
+    assert options["wait_for_backend"]
+    assert float(service["TimeoutStopSec"]) >= options["shutdown_timeout"] + 15
+    assert (service["KillMode"], service["Restart"], service["RestartPreventExitStatus"]) == (
+        "mixed",
+        "on-failure",
+        "2",
+    )
+    # The group writes to the queue, and the sandbox lets the workers set the setgid bit.
+    name, _, value = service["Environment"].partition("=")
+    url = BackendURL.parse(value)
+    assert name == "QWORKER_URL"
+    assert str(url.directory) == f"/var/lib/{service['StateDirectory']}"
+    assert int(url.choice("dir_mode", "", ("02770",)), 8) == int(service["StateDirectoryMode"], 8) == 0o2770
+    assert service["UMask"] == "0007"
+    assert "RestrictSUIDSGID" not in service
 
 
 @pytest.mark.parametrize("page", pages())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -154,6 +155,26 @@ async def test_a_file_system_without_exchanges_refuses_a_replacing_call_and_the_
     assert (await backend.stats("q")).ready == 0
     checks = {check.name: check for check in await run_checks(url)}
     assert checks["exchange"].health is CheckStatus.WARN
+    await app.aclose()
+
+
+async def test_links_among_the_keys_of_the_app_are_no_paths_and_those_of_gone_messages_are_removed(
+    tmp_path: Path,
+) -> None:
+    app = Tasks(f"file://{tmp_path}/root?sync=off")
+    backend = await app.backend()
+    draft = Draft(body=b"", unique_key="k", unique=Unique(scope="app"))
+    (first,) = await backend.publish("q", [draft])
+    (link,) = (tmp_path / "root" / ".keys").iterdir()
+    assert os.readlink(link) == f"q/{first}"
+    link.unlink()
+    link.symlink_to("../names")
+    (second,) = await backend.publish("q", [draft])
+    assert os.readlink(link) == f"q/{second}"
+    await backend.delete("q")
+    await backend.create("other")
+    await backend.reap("other")
+    assert not list(link.parent.iterdir())
     await app.aclose()
 
 
