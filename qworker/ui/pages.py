@@ -15,6 +15,7 @@ from qworker.charts import Series, line_chart, sparkline
 from qworker.clock import Clock
 from qworker.errors import UsageError
 from qworker.failure_text import summary
+from qworker.failures.groups import task_of
 from qworker.history.event import Event
 from qworker.message import STATE_WORDS, Query, QueueStats, State, StoredMessage
 from qworker.names import id_forms
@@ -24,7 +25,7 @@ from qworker.tools.explain import Explanation, explain
 from qworker.ui.access import Access
 from qworker.ui.looks import Look
 from qworker.ui.problems import Problem, problems_of
-from qworker.ui.text import DASH, arguments_of, body_of, duration, number, rate, task_of
+from qworker.ui.text import DASH, arguments_of, body_of, duration, number, rate
 from qworker.ui.watch import Seen, Watch
 
 __all__ = ["NoSuchPage", "Pages", "Unreachable"]

@@ -24,7 +24,6 @@ __all__ = [
     "number",
     "rate",
     "show",
-    "task_of",
     "when",
 ]
 
@@ -101,12 +100,6 @@ class Body(msgspec.Struct, frozen=True):
     size: int
     text: str | None
     is_cut: bool = False
-
-
-def task_of(message: Message) -> str | None:
-    """Return the name of the task, or None for a raw message."""
-    opened = open_envelope(unpack(message).body)
-    return opened.task if isinstance(opened, Envelope) else None
 
 
 def arguments_of(message: Message, *, masked: bool) -> str:

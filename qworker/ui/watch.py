@@ -54,7 +54,7 @@ class Watch:
 
     Args:
         open_store: A function that returns the open backend.
-        url: The URL, by which another process counts large queues. None: this process counts them.
+        url: A function that returns the URL, by which another process counts large queues. None: this process does.
         clock: The clock.
 
     Attributes:
@@ -62,7 +62,10 @@ class Watch:
     """
 
     def __init__(
-        self, open_store: Callable[[], Awaitable[Backend]], url: str | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        open_store: Callable[[], Awaitable[Backend]],
+        url: Callable[[], str] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._open_store = open_store
         self._url = url
@@ -128,7 +131,7 @@ class Watch:
             if self._sampler is None:
                 backend = await self._open_store()
                 self._seen = msgspec.structs.replace(self._seen, store=backend.describe())
-                self._sampler = QueueSampler(backend, url=self._url, clock=self._clock)
+                self._sampler = QueueSampler(backend, url=None if self._url is None else self._url(), clock=self._clock)
             snapshot = await self._sampler.tick()
         except (QworkerError, OSError) as error:
             self._seen = msgspec.structs.replace(self._seen, problem=describe_problem(error))

@@ -17,9 +17,11 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.routing import Mount
 
-from qworker import Draft
+from qworker import Draft, Tasks
 from qworker.asgi.limits import limited_protocol
 from qworker.asgi.server import Server, bind
 from qworker.backend import Backend
@@ -27,7 +29,9 @@ from qworker.backend.offers import QueueCount
 from qworker.errors import BackendUnavailable, UsageError
 from qworker.message import QueueStats, SettleAction, Settlement
 from qworker.sampling import Counted, QueueSnapshot, RingSample
+from qworker.server.app import create_app
 from qworker.testing import FakeClock
+from qworker.ui import dashboard
 from qworker.ui.access import LINK_S, SESSION_S, Access, Login, Secrets
 from qworker.ui.app import Dashboard, below
 from qworker.ui.looks import Looks
@@ -287,6 +291,50 @@ async def test_a_store_that_does_not_answer_has_a_page() -> None:
         assert (page.status_code, "connection refused" in page.text) == (200, True)
         page = await client.get("/q/mail")
         assert (page.status_code, "connection refused" in page.text) == (503, True)
+
+
+# -- in other applications ---------------------------------------------------------------------------------------------
+
+
+async def test_an_application_mounts_the_dashboard_of_its_tasks_and_decides_who_sees_it() -> None:
+    tasks = Tasks(f"memory://ui-{secrets.token_hex(4)}")
+
+    @tasks.task(queue="mail")
+    async def send(to: str) -> None: ...
+
+    async def authorize(request: Request) -> Access | None:
+        return Access("ada", "admin") if request.headers.get("x-user") == "ada" else None
+
+    await send.using(id="one", delay=60).enqueue("a@example.org")
+    mounted = dashboard(tasks, authorize=authorize)
+    app = Starlette(routes=[Mount("/queues", mounted)])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.example") as client:
+        assert (await client.get("/queues/")).status_code == 404
+        page = await client.get("/queues/m/mail/one", headers={"x-user": "ada"})
+        assert page.status_code == 200
+        assert 'href="/queues/q/mail"' in page.text
+        assert "it is delayed" in page.text
+    await mounted.aclose()
+    await tasks.aclose()
+
+
+async def test_serve_has_the_dashboard_beside_the_queues_with_its_own_login() -> None:
+    async with store() as backend:
+        ui = Dashboard(Watch(lambda: _value(backend)), login=Login(Secrets(admin="admin-token")))
+        app = create_app(backend, token="http-token", reaps=False)
+        app.mount_ui(ui)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            assert (await client.get("/-/queues")).status_code == 401
+            assert (await client.get("/-/ui")).headers["location"] == "/-/ui/"
+            assert (await client.get("/-/ui/")).headers["location"] == "/-/ui/login"
+            for token, status in (("http-token", 303), ("admin-token", 200)):
+                page = await client.get("/-/ui/", headers={"authorization": f"Bearer {token}"})
+                assert page.status_code == status
+        await ui.aclose()
+
+
+async def _value(backend: Backend) -> Backend:
+    return backend
 
 
 # -- reads with a budget and rules -------------------------------------------------------------------------------------
