@@ -53,7 +53,7 @@ _STATIC = {
     "icon.svg": "image/svg+xml",
 }
 # The pages that the script updates.
-_LIVE = frozenset({"overview.html", "queue.html", "message.html"})
+_LIVE = frozenset({"overview.html", "queue.html", "message.html", "failures.html", "group.html", "schedules.html"})
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -109,6 +109,10 @@ class Dashboard:
             Route("/q/{queue}", self._queue),
             Route("/m/{queue}/{id}", self._message),
             Route("/m/{queue}/{id}/body", self._body),
+            Route("/find", self._find),
+            Route("/failures", self._failures),
+            Route("/failures/{queue}/{key}", self._group),
+            Route("/schedules", self._schedules),
         ]
         outer = [
             Route("/login", self._login_page, methods=["GET", "POST"]),
@@ -295,6 +299,25 @@ class Dashboard:
         headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(given['id'], safe='')}.bin"}
         return Response(body, headers=headers, media_type="application/octet-stream")
 
+    async def _find(self, request: Request) -> Response:
+        found = await self._pages.find(request.query_params.get("id", "").strip())
+        if len(found["places"]) == 1 and not found["unknown"]:
+            (place,) = found["places"]
+            path = quote(f"/m/{place.queue}/{place.stored.message.id}")
+            return RedirectResponse(f"{_root(request.scope)}{path}", HTTPStatus.SEE_OTHER)
+        return self._page(request, "find.html", found)
+
+    async def _failures(self, request: Request) -> Response:
+        return self._page(request, "failures.html", await self._pages.failures())
+
+    async def _group(self, request: Request) -> Response:
+        given = request.path_params
+        found = await self._pages.group(given["queue"], given["key"], request.state.access)
+        return self._page(request, "group.html", found)
+
+    async def _schedules(self, request: Request) -> Response:
+        return self._page(request, "schedules.html", await self._pages.schedules())
+
     async def _static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in _STATIC or request.path_params["digest"] != _digest(name):
@@ -324,6 +347,7 @@ class Dashboard:
             **content,
             layout="fragment.html" if is_fragment else "layout.html",
             live=template in _LIVE,
+            section=template.partition(".")[0],
             path=path,
             asset=asset,
             access=request.state.access,

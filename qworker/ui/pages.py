@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -15,23 +16,25 @@ from qworker.charts import Series, line_chart, sparkline
 from qworker.clock import Clock
 from qworker.errors import UsageError
 from qworker.failure_text import summary
-from qworker.failures.groups import task_of
+from qworker.failures.groups import FailureGroup, GroupCounts, task_of
 from qworker.history.event import Event
 from qworker.message import STATE_WORDS, Query, QueueStats, State, StoredMessage
 from qworker.names import id_forms
 from qworker.sampling import QueueSnapshot, RingSample
 from qworker.sampling.ring import LEVELS
+from qworker.schedules.store import ScheduleStatus, read_statuses
 from qworker.tools.explain import Explanation, explain
 from qworker.ui.access import Access
 from qworker.ui.looks import Look
 from qworker.ui.problems import Problem, problems_of
+from qworker.ui.reads import MOST_FAILURES, FoundGroup, Place, find_everywhere, read_group, read_groups
 from qworker.ui.text import DASH, arguments_of, body_of, duration, number, rate
 from qworker.ui.watch import Seen, Watch
 
 __all__ = ["NoSuchPage", "Pages", "Unreachable"]
 
 # Rows of one page.
-_MOST_QUEUES, _MOST_MESSAGES = 100, 50
+_MOST_QUEUES, _MOST_MESSAGES, _MOST_GROUPS = 100, 50, 100
 # Ready messages above which a list of them shows only the ids that the sampler has seen.
 _LISTED = 50_000
 # Seconds above which the age of a number is shown.
@@ -217,8 +220,118 @@ class Pages:
             raise NoSuchPage(f"{queue} has no message with this id")
         return found[0].message.body
 
+    # -- search, failures, schedules -----------------------------------------------------------------------------------
+
+    async def find(self, message_id: str) -> dict[str, Any]:
+        """Return the queues that have a message."""
+        seen = await self._watch.see()
+        if not message_id:
+            return {"seen": seen, "id": message_id, "places": [], "unknown": [], "queues": []}
+        queues = _names(seen)
+
+        async def search() -> tuple[list[Place], list[str]]:
+            return await find_everywhere(await self._watch.backend(), queues, message_id)
+
+        look = await self._watch.looks.look(("find", message_id), search)
+        if look.value is None:
+            raise Unreachable(look.problem or "the search takes long: try again in a moment")
+        places, unknown = look.value
+        return {"seen": seen, "id": message_id, "places": places, "unknown": unknown, "queues": queues}
+
+    async def failures(self) -> dict[str, Any]:
+        """Return the groups of failed messages of all queues, the largest first."""
+        seen = await self._watch.see()
+        queues = [name for name in _names(seen) if _failed(seen.queue(name))]
+        looks = await asyncio.gather(*map(self._groups, queues))
+        rows: dict[str, _GroupRow] = {}
+        for queue, look in zip(queues, looks, strict=True):
+            for counts in look.value or ():
+                key = "" if counts.group is None else counts.group.key
+                rows.setdefault(key, _GroupRow(counts.group)).add(queue, counts)
+        return {
+            "seen": seen,
+            "rows": sorted(rows.values(), key=lambda row: -row.count)[:_MOST_GROUPS],
+            "more": max(0, len(rows) - _MOST_GROUPS),
+            "reading": [queue for queue, look in zip(queues, looks, strict=True) if look.at is None],
+            "problems": {queue: look.problem for queue, look in zip(queues, looks, strict=True) if look.problem},
+            "cut": [queue for queue in queues if _failed(seen.queue(queue)) > MOST_FAILURES],
+            "most": MOST_FAILURES,
+            "now": self._clock.time(),
+        }
+
+    async def _groups(self, queue: str) -> Look[list[GroupCounts]]:
+        async def read() -> list[GroupCounts]:
+            return await read_groups(await self._watch.backend(), queue)
+
+        return await self._watch.looks.look(("failures", queue), read)
+
+    async def group(self, queue: str, key: str, access: Access) -> dict[str, Any]:
+        """Return the messages of one group in one queue.
+
+        Raises:
+            NoSuchPage: It has none.
+        """
+        seen = await self._watch.see()
+        self._known(seen, queue)
+
+        async def read() -> FoundGroup:
+            return await read_group(await self._watch.backend(), queue, key)
+
+        look = await self._watch.looks.look(("group", queue, key), read)
+        found = look.value
+        if found is not None and found.group is None:
+            raise NoSuchPage(f"{queue} has no failed message of this group any more")
+        now = self._clock.time()
+        rows = [] if found is None else [_message_row(stored, access, now) for stored in found.newest]
+        last = found.newest[0].error if found is not None and found.newest else None
+        return {"seen": seen, "queue": queue, "look": look, "found": found, "messages": rows, "last": last}
+
+    async def schedules(self) -> dict[str, Any]:
+        """Return the schedules of all queues."""
+        seen = await self._watch.see()
+        queues = [name for name in _names(seen) if not _problem(seen.queue(name))]
+
+        async def read() -> list[ScheduleStatus]:
+            return await read_statuses(await self._watch.backend(), queues, self._clock.time())
+
+        look: Look[list[ScheduleStatus]] = Look(None, [])
+        if seen.has_schedules:
+            look = await self._watch.looks.look("schedules", read)
+        return {"seen": seen, "look": look, "rows": look.value or []}
+
 
 # -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _names(seen: Seen) -> list[str]:
+    return [] if seen.snapshot is None else [one.queue for one in seen.snapshot.queues]
+
+
+def _failed(one: QueueSnapshot | None) -> int:
+    return 0 if one is None or one.counted is None else one.counted.count.stats.failed
+
+
+def _problem(one: QueueSnapshot | None) -> str | None:
+    return None if one is None else one.problem
+
+
+class _GroupRow(msgspec.Struct):
+    """One group in all queues."""
+
+    group: FailureGroup | None
+    count: int = 0
+    first_at: float | None = None
+    last_at: float | None = None
+    # The number of messages in each queue.
+    queues: dict[str, int] = {}
+
+    def add(self, queue: str, counts: GroupCounts) -> None:
+        """Add what one queue has."""
+        self.count += counts.count
+        self.queues[queue] = counts.count
+        times = [at for at in (self.first_at, counts.first_at) if at is not None]
+        self.first_at = min(times, default=None)
+        self.last_at = max([at for at in (self.last_at, counts.last_at) if at is not None], default=None)
 
 
 def _numbers(one: QueueSnapshot, now: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QworkerError
 from qworker.sampling import QueueSampler, QueueSnapshot, RingSample, StoreSnapshot
 from qworker.sampling.ring import LEVELS
+from qworker.schedules.code import supports_schedules
 from qworker.ui.looks import Looks
 
 __all__ = ["Seen", "Watch"]
@@ -33,12 +34,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         store: The URL of the store, without a password.
         snapshot: The last sample. None: there is none yet.
         problem: Why the store cannot be asked.
+        has_schedules: Whether the store can keep schedules.
         unworked: The queues in which messages wait although no worker is seen, with the Unix seconds since when.
     """
 
     store: str
     snapshot: StoreSnapshot | None = None
     problem: str | None = None
+    has_schedules: bool = False
     unworked: dict[str, float] = {}
 
     def queue(self, name: str) -> QueueSnapshot | None:
@@ -130,14 +133,16 @@ class Watch:
         try:
             if self._sampler is None:
                 backend = await self._open_store()
-                self._seen = msgspec.structs.replace(self._seen, store=backend.describe())
+                self._seen = msgspec.structs.replace(
+                    self._seen, store=backend.describe(), has_schedules=supports_schedules(backend.deviations)
+                )
                 self._sampler = QueueSampler(backend, url=None if self._url is None else self._url(), clock=self._clock)
             snapshot = await self._sampler.tick()
         except (QworkerError, OSError) as error:
             self._seen = msgspec.structs.replace(self._seen, problem=describe_problem(error))
             return
-        self._seen = Seen(
-            store=self._seen.store, snapshot=snapshot, problem=snapshot.problem, unworked=self._unworked(snapshot)
+        self._seen = msgspec.structs.replace(
+            self._seen, snapshot=snapshot, problem=snapshot.problem, unworked=self._unworked(snapshot)
         )
 
     def _unworked(self, snapshot: StoreSnapshot) -> dict[str, float]:

@@ -196,7 +196,7 @@ def links(page: httpx.Response) -> set[str]:
     return {urljoin(str(page.url), html.unescape(one)).partition("#")[0] for one in found}
 
 
-@pytest.mark.parametrize("root", ["", "/queues", "/a/b"])
+@pytest.mark.parametrize("root", ["", "/a/b"])
 async def test_every_page_and_link_works_below_any_path(root: str) -> None:
     async with store() as backend, served(backend, root=root) as client:
         await fill(backend)
@@ -249,6 +249,51 @@ async def test_a_page_tells_what_is_known_of_a_message() -> None:
         failed = (await client.get("/m/odd/odd-0")).text
         assert "it failed permanently" in failed
         assert "ValueError: &lt;b&gt;bold&lt;/b&gt;" in failed
+
+
+async def test_failures_are_grouped_and_a_group_has_its_messages() -> None:
+    async with store() as backend, served(backend) as client:
+        await backend.publish("mail", [Draft(body=CALL, id=f"m-{number}") for number in range(3)])
+        leases = await backend.lease("mail", 3, 60)
+        errors = ("OSError: host 7 refused", "OSError: host 8 refused", "ValueError: no")
+        await backend.settle(
+            [
+                Settlement(lease=lease, action=SettleAction.FAIL_PERM, error=error)
+                for lease, error in zip(leases, errors, strict=True)
+            ]
+        )
+        page = await client.get("/failures")
+        rows = re.findall(
+            r'<tr id="g-([0-9a-f]+)">.*?class="text">(.*?)</th>.*?class="number">(\d+)', page.text, re.DOTALL
+        )
+        assert [(error, count) for _, error, count in rows] == [
+            ("OSError: host # refused", "2"),
+            ("ValueError: no", "1"),
+        ]
+        group = (await client.get(f"/failures/mail/{rows[0][0]}")).text
+        assert {*re.findall(r"/m/mail/(m-\d)", group)} == {"m-0", "m-1"}
+        assert f"--group {rows[0][0]}" in group
+        assert (await client.get("/failures/mail/absent")).status_code == 404
+
+
+async def test_an_id_is_found_in_any_queue() -> None:
+    async with store() as backend, served(backend) as client:
+        await fill(backend)
+        await backend.publish("other", [Draft(body=CALL, id="first")])
+        found = await client.get("/find", params={"id": " later "})
+        assert (found.status_code, found.headers["location"]) == (303, "/m/mail/later")
+        both = await client.get("/find", params={"id": "first"})
+        assert {'href="/m/mail/first"', 'href="/m/other/first"'} <= {*re.findall(r'href="/m[^"]*"', both.text)}
+        assert "No queue has a message" in (await client.get("/find", params={"id": "<b>absent"})).text
+
+
+async def test_schedules_are_listed_with_their_next_tick() -> None:
+    tasks = Tasks(f"memory://ui-{secrets.token_hex(4)}")
+    await tasks.schedules.put("nightly", tasks.named("mail.clean", queue="mail").call(), every=3600)
+    async with served(await tasks.backend()) as client:
+        page = (await client.get("/schedules")).text
+    assert re.search(r'id="s-nightly".*?mail\.clean.*?<time datetime="20', page, re.DOTALL)
+    await tasks.aclose()
 
 
 async def test_a_fragment_is_sent_again_only_if_it_has_changed() -> None:

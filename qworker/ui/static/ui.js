@@ -94,7 +94,7 @@ if (document.querySelector("main[data-live]")) {
 document.addEventListener("keydown", (event) => {
   if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.matches?.("input, textarea, select")) return;
-  const field = document.querySelector("input[type=search]");
+  const field = document.getElementById("find");
   if (field) {
     event.preventDefault();
     field.focus();
