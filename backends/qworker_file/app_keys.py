@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from qworker.errors import InvalidName
-from qworker.kit.files import has_entry, try_unlink
+from qworker.kit.files import has_entry, name_slices, try_unlink
 from qworker.kit.opening import open_directory
 from qworker.message import KeyHolder
 from qworker.names import check_existing_queue
@@ -111,21 +111,35 @@ def _is_of(holder: KeyHolder | None, queue: str, message_id: str) -> bool:
     return holder is not None and (holder.queue, str(holder)) == (queue, message_id)
 
 
-def clean_up_app_keys(files: QueueDir) -> None:
-    """Remove the symlinks of keys whose messages were in this queue and are gone, or in a queue that is gone."""
+async def clean_up_app_keys(files: QueueDir) -> None:
+    """Remove the symlinks of keys whose messages were in this queue and are gone, or in a queue that is gone.
+
+    The lock is not held for the listing, which takes long if there are many keys.
+    """
     if not has_entry(_KEYS, files.root()):
         return
-    with lock_app_keys(files) as keys:
-        if keys is None:
-            return
-        for name in os.listdir(keys):
-            if name[0] == "." or _is_left(files, _read(keys, name)):
-                try_unlink(name, keys)
+    listed = open_app_keys(files)
+    try:
+        async for names in name_slices(listed):
+            for name in names:
+                if not _is_left(files, listed, name):
+                    continue
+                with lock_app_keys(files) as keys:
+                    if keys is None:
+                        return
+                    if _is_left(files, keys, name):
+                        try_unlink(name, keys)
+    finally:
+        os.close(listed)
 
 
-def _is_left(files: QueueDir, holder: KeyHolder | None) -> bool:
+def _is_left(files: QueueDir, keys: int, name: str) -> bool:
+    holder = _read(keys, name)
     if holder is None:
         return False
+    if name[0] == ".":
+        # Its publisher died, if no other process has the lock.
+        return True
     if holder.queue != files.name:
         return not has_entry(holder.queue, files.root())
     status = read_status(files, str(holder))

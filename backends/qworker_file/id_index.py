@@ -27,7 +27,6 @@ from qworker_file.id_place import (
     Located,
     Place,
     is_unchanged,
-    item_at,
     locate,
     read_status,
     record_place,
@@ -139,6 +138,8 @@ async def clean_up_index(files: QueueDir, now: float) -> int:
                 continue
             if kind in {"swap", "next"}:
                 finish_replacing(files, f"id-{key}")
+                # A `next` without a `swap` is another program's.
+                try_unlink(name, files.names)
             elif kind in {"hold", "key"}:
                 try_unlink(name, files.names)
             else:
@@ -442,17 +443,17 @@ class _Reservation:
         """Let a message take the place of the one that has its key, if that one waits.
 
         Returns:
-            LIVE: it has. VOID: the other one runs. UNSURE: the other one must be located first.
+            LIVE: it has. VOID: the other one runs, or has ended. UNSURE: the other one must be located first.
         """
         files = self._files
         assert plan.given_id is not None
         status = read_status(files, holder)
         place = None if status is None else self._place(holder, status.st_ino)
-        if place is None or place.directory == "lease":
+        if place is None or place.directory not in {"queue", "delay"}:
             return Holder.VOID
         # It will have the other id. Only one link in names/ counts.
         _free(files, plan.given_id)
-        new = self._planner.replan(plan, item_at(place) or "", self._now)
+        new = self._planner.replan(plan, place, self._now)
         outcome = replace_waiting(files, new, holder, place)
         self._is_busy = outcome is Replaced.BUSY
         if outcome is Replaced.YES:

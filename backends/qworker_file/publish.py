@@ -185,6 +185,8 @@ async def _show(files: QueueDir, plans: list[Plan], result: _Result) -> None:
                 _discard(files, plans[number:])
                 raise error from None
         shown.append(plan.name)
+        # While it is locked, no worker leases it, and no call replaces it.
+        _close([plan])
         if time.perf_counter() > turn_ends:
             try:
                 await asyncio.sleep(0)

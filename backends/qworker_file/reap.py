@@ -232,7 +232,7 @@ class QueueReaper:
             self._tmp_cleaned_at = now
             await self._clean_up_tmp({parse_publisher(holder) for holder in dead})
             await clean_up_index(self._files, self._clock.time())
-            clean_up_app_keys(self._files)
+            await clean_up_app_keys(self._files)
         for holder in dead:
             # A holder that was stopped for a day may have continued in the meantime.
             if self._is_gone(holder):

@@ -18,7 +18,7 @@ from qworker.kit.files import try_unlink
 from qworker.message import Draft
 from qworker.unique import Unique
 from qworker_file.app_keys import free_app_key
-from qworker_file.id_place import Located, is_unchanged, item_at, read_status, recorded_place, replace_link
+from qworker_file.id_place import Located, is_unchanged, item_at, locate, read_status, recorded_place, replace_link
 from qworker_file.layout import QueueDir
 from qworker_file.names import (
     given_id,
@@ -34,6 +34,7 @@ from qworker_file.names import (
 
 __all__ = [
     "Holder",
+    "find_holder",
     "free_key",
     "give_key",
     "holder_of",
@@ -96,6 +97,20 @@ def give_key(files: QueueDir, message_id: str, mark: str) -> None:
 def holder_of(files: QueueDir, mark: str) -> str | None:
     """Return the id in the symlink of a key. The message may not have the key any more."""
     return _read(files, key_link_name(mark))
+
+
+async def find_holder(files: QueueDir, key: str) -> str | None:
+    """Return the id of the message that has a key, or that is published with it now. None: the key is free.
+
+    Raises:
+        OSError: A directory cannot be read.
+    """
+    mark = key_mark(key, started=False)
+    holder = holder_of(files, mark)
+    if holder is None:
+        return None
+    state = state_of(files, holder, mark, await locate(files, [holder]))
+    return None if state is Holder.VOID else holder
 
 
 def state_of(files: QueueDir, holder: str, mark: str, located: Located) -> Holder:

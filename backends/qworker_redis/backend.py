@@ -41,7 +41,7 @@ from qworker_redis.admin import (
     requeue,
     set_paused,
 )
-from qworker_redis.browse import browse_in_order, find, held_until, parse_stored
+from qworker_redis.browse import browse_in_order, find, held_until, key_holder, parse_stored
 from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.cell_wait import CellWaiter
 from qworker_redis.cells import RedisCells
@@ -266,6 +266,10 @@ class RedisBackend(Backend):
     async def held_until(self, queue: str, message_id: str) -> float | None:
         """Return the end of the hold of an id."""
         return await held_until(self._pool, check_queue(queue), message_id)
+
+    async def key_holder(self, queue: str, key: str) -> str | None:
+        """Return the id of the message that has a key of the queue."""
+        return await key_holder(self._pool, check_queue(queue), key)
 
     async def time(self, queue: str) -> float:
         """Return the time of the server that has a queue."""

@@ -21,7 +21,7 @@ from qworker.backend.registry import backend_class
 from qworker.backend.scan_source import ScanOptions, ScanSource
 from qworker.clock import Clock
 from qworker.kit.doctor_check import Check
-from qworker.message import FinishedMessage, State, StoredMessage
+from qworker.message import FinishedMessage, Message, State, StoredMessage
 from qworker.url import BackendURL
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "OffersGlance",
     "OffersHeads",
     "OffersHolds",
+    "OffersKeyHolders",
     "OffersScan",
     "OffersTime",
     "OffersTooLarge",
@@ -45,6 +46,7 @@ __all__ = [
     "file_system_of",
     "follower_of",
     "glance_at",
+    "has_unique_key",
     "heads_of",
     "held_until",
     "offers_heads",
@@ -168,6 +170,19 @@ class OffersHolds(Protocol):
 
     async def held_until(self, queue: str, message_id: str) -> float | None:
         """Return the Unix seconds until which a hold keeps an id taken. None: there is no hold, or it has ended.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+
+@runtime_checkable
+class OffersKeyHolders(Protocol):
+    """A backend that can say which message has a unique key."""
+
+    async def key_holder(self, queue: str, key: str) -> str | None:
+        """Return the id of the message that has a key of the queue. None: the key is free.
 
         Raises:
             QueueNotFound: The queue does not exist.
@@ -309,6 +324,19 @@ async def held_until(backend: object, queue: str, message_id: str) -> float | No
         QueueNotFound: The queue does not exist.
     """
     return await backend.held_until(queue, message_id) if isinstance(backend, OffersHolds) else None
+
+
+async def has_unique_key(backend: object, message: Message) -> bool:
+    """Return whether a message has its unique key still: one that runs can have lost it to a newer one.
+
+    Raises:
+        QueueNotFound: The queue does not exist.
+    """
+    if message.unique_key is None:
+        return False
+    if not isinstance(backend, OffersKeyHolders) or (message.unique is not None and message.unique.scope == "app"):
+        return True
+    return await backend.key_holder(message.queue, message.unique_key) == message.id
 
 
 async def queues_with_cells(backend: object, queues: Sequence[str], group: str) -> list[str]:

@@ -21,17 +21,21 @@ import venv
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
 import yaml
 
+from qworker import errors
 from qworker.backend.registry import open_backend
 from qworker.cli.main import cli, main
 from qworker.cli.run import command as run_command
+from qworker.failed_call import FailureCode
 from qworker.message import Draft, SettleAction, Settlement
+from qworker.tools.explain import Code
 from qworker.url import BackendURL
-from tests.support import cli_page
+from tests.support import cli_page, errors_page
 from tests.support.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_for
@@ -394,3 +398,32 @@ def test_the_examples_in_the_help_of_every_command_are_understood() -> None:
 
 def test_the_page_of_the_command_line_says_what_the_help_of_every_command_says() -> None:
     assert cli_page.PAGE.read_text() == cli_page.written(), "write it again: .venv/bin/python -m tests.support.cli_page"
+
+
+def headings(page: str, pattern: str) -> list[str]:
+    return re.findall(rf"^### {pattern}$", (ROOT / page).read_text(), re.MULTILINE)
+
+
+def test_the_page_of_errors_has_every_text_that_the_code_raises() -> None:
+    assert errors_page.PAGE.read_text() == errors_page.written(), (
+        "write it: .venv/bin/python -m tests.support.errors_page"
+    )
+
+
+def test_troubleshooting_has_an_anchor_for_every_code_and_every_class_of_errors() -> None:
+    page = "docs/howto/troubleshooting.md"
+    assert sorted(headings(page, r"`([a-z-]+)`")) == sorted(get_args(Code))
+    assert sorted(headings(page, r"Code `(\w+)`")) == sorted(get_args(FailureCode))
+    classes = [name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, Exception)]
+    assert sorted(headings(page, r"([A-Z]\w+)")) == sorted(classes)
+
+
+def test_every_file_of_this_repository_that_a_page_names_exists() -> None:
+    named = r"`((?:tests|qworker|backends|examples|docs)/[\w/.-]+\.\w+)`"
+    missing = [
+        f"{page}: {name}"
+        for page in pages()
+        for name in re.findall(named, (ROOT / page).read_text())
+        if not (ROOT / name).exists()
+    ]
+    assert not missing
