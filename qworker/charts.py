@@ -214,7 +214,8 @@ def _grid(top: float, unit: Unit) -> Markup:
     for value in _ticks(top):
         y = _y_position(value, top)
         parts.append(_element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
-        parts.append(_element("text", unit(value), x=_LEFT - 6, y=y + 4, class_="end"))
+        # The lowest label is above the line, because the times are below it.
+        parts.append(_element("text", unit(value), x=_LEFT - 6, y=y + (4 if value else -1), class_="end"))
     return Markup().join(parts)
 
 
@@ -236,7 +237,7 @@ def _time_axis(times: Sequence[float], xs: Sequence[float]) -> Markup:
     shown = _time_format(times[-1] - times[0])
     every = max(1, math.ceil(len(times) / 7))
     return Markup().join(
-        _element("text", _moment(times[i], shown), x=xs[i], y=_HEIGHT - _BOTTOM + 18, class_="mid")
+        _element("text", _moment(times[i], shown), x=xs[i], y=_HEIGHT - _BOTTOM + 20, class_="mid")
         for i in range(0, len(times), every)
         if xs[i] < _WIDTH - _RIGHT - 20 or i == 0
     )
