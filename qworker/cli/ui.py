@@ -89,7 +89,7 @@ def import_ui(needed_for: str) -> None:
 
 
 async def mount_dashboard(stack: AsyncExitStack, app: MqApp, url: str, address: str, is_local: bool) -> None:
-    """Serve a dashboard beside the endpoints of `qworker serve`, until the stack is closed.
+    """Serve a dashboard next to the endpoints of `qworker serve`, until the stack is closed.
 
     Args:
         stack: What closes it.

@@ -133,7 +133,7 @@ class Login:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether somebody can log in with a token."""
+        """Whether a token can log in."""
         return self._known.admin is not None or self._known.viewer is not None
 
     def use_token(self, scope: Scope, given: str) -> Access | None:

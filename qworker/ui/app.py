@@ -78,7 +78,7 @@ class Dashboard:
         login: The login. None: `authorize` decides.
         authorize: Returns what the user of a request may do. None as its result: status 404.
         hosts: Names that are served besides those of this machine. None: all.
-        on_link: Called with the path and query of a login link when somebody who is not logged in opens the login page.
+        on_link: Called with the path and query of a login link when a user without a session opens the login page.
         tasks: The app, which can say more about a message.
         clock: The clock.
     """
@@ -151,7 +151,7 @@ class Dashboard:
         await response(scope, receive, send)
 
     async def _checked(self, request: Request) -> Response:
-        """Answer a request of somebody who may see the page."""
+        """Answer a request, if its user may see the page."""
         route, found = self._match(request.scope)
         access = await self._access(request)
         if access is None and (route is None or route in self._inner):

@@ -1,4 +1,4 @@
-"""The sampler behind all pages of one store. It runs while somebody looks."""
+"""The sampler behind all pages of one store. It runs while a page is open."""
 
 from __future__ import annotations
 
