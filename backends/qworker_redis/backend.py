@@ -85,7 +85,8 @@ class RedisBackend(Backend):
         self.max_body = options.max_body
         is_cluster = options.mode == "cluster"
         self._scheme = "redis+cluster" if is_cluster else "redis"
-        self._deviations = CLUSTER_DEVIATIONS if is_cluster else self.deviations
+        if is_cluster:
+            vars(self)["deviations"] = CLUSTER_DEVIATIONS
         self._register = QueueRegister(store.pool)
         self._publisher = RedisPublisher(store, self._register)
         self._waiter = WakeListWaiter(store)
@@ -144,7 +145,7 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        identified = give_ids(drafts, self._scheme, self._deviations)
+        identified = give_ids(drafts, self._scheme, self.deviations)
         ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), identified)))
         if identified is not drafts:
             refuse_pending(identified, ids)

@@ -54,7 +54,7 @@ def command(url: str, queue: str, ids: tuple[str, ...], matching: MessageFilter,
     if json:
         print_json({"queue": queue, "requeued": result.count, "left_out": result.left_out, "dry_run": dry_run})
         return 0
-    note = "" if result.count or matching.is_empty else ": no failed message matches"
+    note = "" if result.count or result.left_out or matching.is_empty else ": no failed message matches"
     echo(f"{_verb(dry_run)} {counted(result.count, 'message')} of {queue}{note}")
     for code, count in sorted(result.left_out.items()):
         echo(f"left out {counted(count, f'{code} message')}: add --code {code} to requeue them")

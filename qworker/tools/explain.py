@@ -360,7 +360,7 @@ def _failed(stored: StoredMessage) -> Reason:
     tries = f" after {_times(stored.message.tries)}" if stored.message.tries else ""
     again = "`qworker requeue` tries again"
     if code_of(stored.error) == "poison":
-        again = "it may kill workers, so `qworker requeue` needs its id or --code poison to try again"
+        again = "it may kill workers, so `qworker requeue` needs its id or --code poison"
     return Reason("failed", f"it failed permanently{_at(stored.finished_at)}{tries}: {why}; {again}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from pathlib import Path
@@ -142,6 +143,23 @@ def test_a_filter_that_matches_nothing_says_so(url: str, capsys: pytest.CaptureF
     assert run(capsys, "browse", url, QUEUE, *none)[0] == "no message matches in work\n"
     assert run(capsys, "export", url, QUEUE, *none) == ("", "no message matches in work\n")
     assert run(capsys, "failures", url, *none)[0] == "no failed message matches\n"
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_remove_counts_and_asks_on_a_terminal(
+    url: str, answer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
+    out, err = run(capsys, "remove", url, QUEUE, "--task", "resize", status=0 if answer == "y" else 130)
+    assert "Delete 3 messages of work permanently? [y/N]: " in err
+    assert out == ("removed 3 messages of work\n" if answer == "y" else "")
+    left = json.loads(run(capsys, "browse", url, QUEUE, "--state", "failed", "--json")[0])
+    assert len(left) == len(FAILED) - (3 if answer == "y" else 0)
 
 
 @pytest.mark.parametrize("url", ["file"], indirect=True)

@@ -27,6 +27,8 @@ import click
 import pytest
 import yaml
 
+import qworker.testing
+import qworker.worker
 from qworker import errors
 from qworker.backend.registry import open_backend
 from qworker.cli.main import cli, main
@@ -45,6 +47,8 @@ PATIENCE = 120.0
 BESIDE = dict.fromkeys(["docs/howto/services.md", "docs/howto/after-commit.md"], "examples/django_service") | {
     page: str(Path(page).parent) for page in pages() if page.startswith("examples/")
 }
+# Public names that only annotations of other names show.
+UNLISTED = {"qworker.worker": {"QueueShare", "RunningMessage", "WorkerCounts"}}
 # Pages that install a package.
 INSTALL = {"docs/howto/backend.md"}
 # Pages whose Python needs Spark: tests/spark runs it.
@@ -93,6 +97,8 @@ class Reader:
         self.page = page
         self.folder = folder
         self.environment = environment()
+        # Python files that are written and not imported yet.
+        self.unread: list[str] = []
         if page in INSTALL:
             self._install_elsewhere()
         if page in BESIDE:
@@ -117,6 +123,8 @@ class Reader:
         """Do what a block shows, and check what is to be seen."""
         do = getattr(self, f"_{block.language}", None)
         assert do is not None, f"{self.page}:{block.line}: nothing here proves a block of {block.language!r}"
+        if block.language != "python" or block.file in self.unread:
+            self.read()
         if block.file is not None:
             path = self.folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,11 +140,17 @@ class Reader:
         assert block.file is not None, "a Python block begins with `# NAME.py`, because it is run as that file"
         compile((self.folder / block.file).read_text(), block.file, "exec", dont_inherit=True)
         if not self.page.startswith((SPARK, PEERS)):
-            module = block.file.removesuffix(".py").replace("/", ".")
+            self.unread.append(block.file)
+
+    def read(self) -> None:
+        """Import the files since the last block that is no file, in one process: a reader has all of them by now."""
+        if self.unread:
+            modules = ", ".join(dict.fromkeys(file.removesuffix(".py").replace("/", ".") for file in self.unread))
+            self.unread.clear()
             first = DJANGO if (self.folder / "manage.py").exists() else ""
             python = shutil.which("python", path=self.environment["PATH"])
             assert python is not None
-            self._run([python, "-W", "error", "-c", f"{first}import {module}"])
+            self._run([python, "-W", "error", "-c", f"{first}import {modules}"])
 
     def _console(self, block: Block) -> None:
         for command, expected in sessions(block.text):
@@ -228,6 +242,7 @@ def test_a_page_does_what_it_shows_in_an_empty_folder(page: str, tmp_path: Path)
     reader = Reader(page, tmp_path)
     for block in blocks(page):
         reader.do(block)
+    reader.read()
 
 
 @pytest.mark.parametrize(
@@ -416,6 +431,19 @@ def test_troubleshooting_has_an_anchor_for_every_code_and_every_class_of_errors(
     assert sorted(headings(page, r"Code `(\w+)`")) == sorted(get_args(FailureCode))
     classes = [name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, Exception)]
     assert sorted(headings(page, r"([A-Z]\w+)")) == sorted(classes)
+
+
+def test_the_reference_of_the_api_has_every_public_name_with_an_example() -> None:
+    text = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference" / "api").glob("*.md")))
+    with_example = re.findall(
+        r"^## (\w+)\n\n```python\n[^`]*```\n\n::: qworker\.(?:worker\.|\w+\.)?\1$", text, re.MULTILINE
+    )
+    listed = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    assert "qworker.errors" in listed
+    assert {*qworker.__all__} - {*with_example} == {*qworker.__all__} & {*vars(errors)}
+    for module in (qworker.testing, qworker.worker):
+        documented = {name.rpartition(".")[2] for name in listed if name.startswith(f"{module.__name__}.")}
+        assert {*module.__all__} - documented == UNLISTED.get(module.__name__, set())
 
 
 def test_every_file_of_this_repository_that_a_page_names_exists() -> None:
