@@ -289,7 +289,11 @@ async def test_an_id_is_found_in_any_queue() -> None:
 
 async def test_schedules_are_listed_with_their_next_tick() -> None:
     tasks = Tasks(f"memory://ui-{secrets.token_hex(4)}")
-    await tasks.schedules.put("nightly", tasks.named("mail.clean", queue="mail").call(), every=3600)
+
+    @tasks.task(name="mail.clean", queue="mail")
+    async def clean() -> None: ...
+
+    await tasks.schedules.put("nightly", clean.call(), every=3600)
     async with served(await tasks.backend()) as client:
         page = (await client.get("/schedules")).text
     assert re.search(r'id="s-nightly".*?mail\.clean.*?<time datetime="20', page, re.DOTALL)
