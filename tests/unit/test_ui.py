@@ -60,7 +60,12 @@ async def store() -> AsyncGenerator[Backend]:
 
 @asynccontextmanager
 async def served(
-    backend: Backend | None, *, root: str = "", role: Any = "admin", **options: Any
+    backend: Backend | None,
+    *,
+    root: str = "",
+    role: Any = "admin",
+    wrap: Callable[[Any], Any] | None = None,
+    **options: Any,
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """Serve a dashboard to somebody who is logged in, unless there are other options."""
 
@@ -75,7 +80,8 @@ async def served(
     options = options or {"authorize": known}
     dashboard = Dashboard(Watch(opened), **options)
     listener, ended = bind("127.0.0.1", 0), asyncio.Event()
-    server = asyncio.create_task(Server(below(dashboard, root), limited_protocol()).serve_until(ended, listener))
+    app = below(dashboard if wrap is None else wrap(dashboard), root)
+    server = asyncio.create_task(Server(app, limited_protocol()).serve_until(ended, listener))
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
             yield client
@@ -232,11 +238,27 @@ async def test_texts_from_messages_are_shown_as_text() -> None:
         assert body.headers["content-disposition"].startswith("attachment")
 
 
+def renaming(dashboard: Any) -> Any:
+    """The dashboard, in which the name of the queue odd is new when the script asks for it."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def renamed(message: Any) -> None:
+            if (b"x-qworker-fragment", b"1") in scope["headers"] and message.get("body"):
+                message = {**message, "body": message["body"].replace(b"<h1>odd ", b"<h1>new ")}
+            await send(message)
+
+        await dashboard(scope, receive, renamed)
+
+    return app
+
+
 async def test_a_browser_runs_only_the_script_of_the_page_which_updates_it(tmp_path: Path) -> None:
-    async with store() as backend, served(backend) as client:
+    async with store() as backend, served(backend, wrap=renaming) as client:
         await fill(backend)
+        assert "<h1>odd " in (await client.get("/q/odd")).text
         shown = await asyncio.to_thread(document, tmp_path, f"{client.base_url}/q/odd")
     assert "<title>odd" in shown
+    assert "<h1>new " in shown
     assert re.search(r'<span id="live"[^>]*class="live good"[^>]*>Live</span>', shown)
     assert 'id="x"' not in shown
 
