@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import aclosing
 
 import click
 
@@ -68,16 +69,14 @@ def command(url: str, queue: str | None, interval: float, health: tuple[str, ...
         raise not_installed(error, "qworker top on a terminal (all but --once)") from error
 
     async def watch() -> None:
-        async with backend_from_url(url) as backend:
-            sampler = Sampler(backend, queue, health)
+        async with backend_from_url(url) as backend, aclosing(Sampler(backend, queue, health, url=url)) as sampler:
             await TopScreen(sampler.sample, await sampler.sample(), interval).run_async()
 
     run(watch())
 
 
 async def _once(url: str, queue: str | None, health: tuple[str, ...], interval: float) -> Sample:
-    async with backend_from_url(url) as backend:
-        sampler = Sampler(backend, queue, health)
+    async with backend_from_url(url) as backend, aclosing(Sampler(backend, queue, health, url=url)) as sampler:
         await sampler.sample()
         await asyncio.sleep(interval)
         return await sampler.sample()
