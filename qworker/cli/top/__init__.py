@@ -45,6 +45,9 @@ def command(url: str, queue: str | None, interval: float, health: tuple[str, ...
     have finished, from the history, or from the health ports of --health. workers: those that hold a lease, or have
     recorded an event in the last 10 s. Needs the extra "tui" on a terminal.
 
+    A deep queue in a directory is counted less often, so that counting takes at most 2 % of a core. The note says how
+    old its numbers are. "approximate": messages moved during the count.
+
     Below the queues are the schedules: the last tick with its outcome, and the next one. Then the running jobs that
     have reported progress.
 
