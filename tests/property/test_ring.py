@@ -38,8 +38,8 @@ _SAMPLES = st.builds(
 )
 
 
-def sample(period: int, **fields: int) -> RingSample:
-    return RingSample(at=float(period * _STEP), **fields)
+def sample(period: int, ready: int = 0, acked: int = 0, workers: int = 0) -> RingSample:
+    return RingSample(at=float(period * _STEP), ready=ready, acked=acked, workers=workers)
 
 
 @given(_SAMPLES)

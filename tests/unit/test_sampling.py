@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from qworker import Draft
 from qworker.backend import Backend
+from qworker.backend.offers import samples_of
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendError
 from qworker.history.batch import EventBatch
@@ -295,7 +296,7 @@ async def test_each_period_that_was_seen_whole_has_one_sample(backend: Backend, 
 
 @pytest.fixture
 def store(backend: Backend) -> SampleStore:
-    return backend.samples() if hasattr(backend, "samples") else MemorySamples()
+    return samples_of(backend) or MemorySamples()
 
 
 async def test_a_block_of_samples_grows_is_cleared_and_goes_with_its_queue(
@@ -387,7 +388,7 @@ async def test_only_the_own_steps_of_a_coroutine_are_its_cpu_time() -> None:
     assert await timed == "done"
     assert timed.cpu_s < 0.04
 
-    cancelled = asyncio.create_task(_await(Timed(asyncio.sleep(60.0))))
+    cancelled = asyncio.create_task(_await(Timed(_wait_for_ever())))
     await asyncio.sleep(0)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -398,6 +399,10 @@ async def test_only_the_own_steps_of_a_coroutine_are_its_cpu_time() -> None:
 
 async def _await(timed: Timed[None]) -> None:
     await timed
+
+
+async def _wait_for_ever() -> None:
+    await asyncio.Event().wait()
 
 
 async def _fail() -> None:
