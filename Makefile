@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-deep test-soak test-plain test-lowest test-bench test-pythons test-sparks check check-mypy check-pyright check-imports fix bench bench-spark docs clean
+.PHONY: help demo test test-all test-deep test-soak test-plain test-lowest test-bench test-pythons test-sparks check check-mypy check-pyright check-imports fix bench bench-spark docs release clean
 
 # Compiled modules are what makes the thousands of processes of the tests start quickly; and what a user has set for other
 # projects must not reach this one.
@@ -22,10 +22,13 @@ pytest := $(bin)/python $(options)
 sources := qworker backends examples tests
 # What says whether a Python or a set of dependencies will do: no Spark, no other programs.
 core := tests/unit tests/contract tests/property
+# What says whether an installed wheel will do, without extras.
+plain := tests/e2e/test_help.py tests/e2e/test_demo.py tests/e2e/test_health.py tests/unit/test_docs.py \
+    -k 'help or demo or blocks_the_loop or (page_does and (README or quickstart or retries))'
 
 # These tests write and sync many thousands of small files, which takes a third of the time in memory. TMPDIR=/var/tmp puts the
 # files on a disk, where those of the other targets are.
-test test-plain test-lowest test-pythons test-sparks: export TMPDIR := $(or $(TMPDIR),$(shell .ci/scratch.sh))
+test test-plain test-lowest test-pythons test-sparks release: export TMPDIR := $(or $(TMPDIR),$(shell .ci/scratch.sh))
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +45,7 @@ test: ## Run the tests that a change must pass, in 10 minutes (ARGS="-k name" na
 	@if [ -z "$(ARGS)" ] && files=$$(grep -rlE 'mark\.serial\b' tests --include='*.py'); then \
 	    set -x; $(pytest) -m serial $$files; fi
 
-test-all: test test-plain test-lowest test-bench test-deep test-soak test-pythons test-sparks ## Run everything, in 45 minutes
+test-all: test release test-lowest test-bench test-deep test-soak test-pythons test-sparks ## Run everything, in 45 minutes
 
 test-deep: ## The tests with more kills, seeds and examples (DEPTH=4)
 	@.ci/venv.sh test
@@ -59,9 +62,7 @@ test-soak: ## Workers and publishers that are killed all the time, for a while (
 test-plain: ## What a user has: the wheel without extras
 	@.ci/venv.sh test
 	@VENV=.venv-plain .ci/venv.sh --wheel
-	TEST_PYTHON=$(CURDIR)/.venv-plain/bin/python $(pytest) -n $(jobs) tests/e2e/test_help.py tests/e2e/test_demo.py \
-	    tests/e2e/test_health.py tests/unit/test_docs.py \
-	    -k 'help or demo or blocks_the_loop or (page_does and (README or quickstart or retries))'
+	TEST_PYTHON=$(CURDIR)/.venv-plain/bin/python $(pytest) -n $(jobs) $(plain)
 
 test-bench: ## Every figure of the bench with small numbers: they run, and mean nothing
 	@.ci/venv.sh test
@@ -115,11 +116,11 @@ fix: ## Format, and fix what ruff can fix
 	$(bin)/ruff format $(sources)
 	$(bin)/ruff check --fix $(sources)
 
-bench: ## Measure what docs/benchmarks.md claims (ARGS="--only latency --quick")
+bench: ## Measure what docs/explanation/benchmarks.md claims (ARGS="--only latency --quick")
 	@.ci/venv.sh test
 	@$(bin)/python tests/bench/run.py $(ARGS)
 
-bench-spark: ## Measure what docs/benchmarks.md claims of the pipeline
+bench-spark: ## Measure what docs/explanation/benchmarks.md claims of the pipeline
 	@.ci/venv.sh test
 	@tests/install-tools.sh
 	@$(bin)/python tests/bench/run.py --spark $(ARGS)
@@ -127,6 +128,18 @@ bench-spark: ## Measure what docs/benchmarks.md claims of the pipeline
 docs: ## Build the site into site/, strictly
 	@.ci/venv.sh docs
 	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
+
+release: ## Build a release into dist/, check, install and test it, and publish nothing (TAG=v0.2.0 checks that too)
+	@.ci/venv.sh test release
+	@rm -rf dist .venv-release
+	@# The wheel is built from the sdist.
+	$(bin)/python -m build --outdir dist
+	$(bin)/python -m twine check --strict dist/*
+	$(bin)/python .ci/check_release.py dist $(TAG)
+	@VENV=.venv-release .ci/venv.sh --wheel="$$(echo dist/*.whl)"
+	.venv-release/bin/qworker --version
+	.venv-release/bin/qworker demo
+	TEST_PYTHON=$(CURDIR)/.venv-release/bin/python $(pytest) -n $(jobs) $(plain)
 
 clean: ## Remove what the targets made
 	rm -rf .venv .venv-* site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,7 +9,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).parents[1]
-_KINDS = {".md", ".py", ".sh", ".yaml", ""}
+_KINDS = {".md", ".py", ".sh", ".yaml", ".yml", ".service", ""}
 _MADE = {"__pycache__", "spool", "archive"}
 
 

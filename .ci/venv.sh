@@ -7,6 +7,7 @@
 #   .ci/venv.sh --lowest test       the lowest versions that pyproject.toml allows, and the newest of what these depend on
 #   .ci/venv.sh --with=REQ test     with this requirement too, such as pyspark==4.1.*
 #   .ci/venv.sh --wheel             what a user has: a wheel of this tree, built by each call, and no extras
+#   .ci/venv.sh --wheel=FILE        the same with this wheel
 #
 # Needs nothing but a python3 of at least 3.11 that can make virtual environments: $PYTHON names another one, $VENV another folder.
 # What is installed for which pyproject.toml is kept in .venv/.installed, so that a second call costs nothing.
@@ -16,12 +17,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH
 venv=${VENV:-.venv}
 stamp=$venv/.installed
-spark=yes lowest="" wheel="" with="" groups=()
+spark=yes lowest="" wheel="" file="" with="" groups=()
 for word in "$@"; do
     case $word in
         --no-spark) spark="" ;;
         --lowest) lowest=yes ;;
         --wheel) wheel=yes ;;
+        --wheel=*) wheel=yes file=${word#--wheel=} ;;
         --with=*) with=${word#--with=} ;;
         *) groups+=("$word") ;;
     esac
@@ -114,17 +116,21 @@ install() { "$venv/bin/python" -m pip install -qq --disable-pip-version-check --
 "$venv/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || make_venv
 
 if [ -n "$wheel" ]; then
-    say "installing the wheel of this tree into $venv ..."
-    folder=$(mktemp -d)
-    trap 'rm -rf "$folder"' EXIT
-    "$venv/bin/python" -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir "$folder" .
+    say "installing ${file:-the wheel of this tree} into $venv ..."
+    if [ -z "$file" ]; then
+        folder=$(mktemp -d)
+        trap 'rm -rf "$folder"' EXIT
+        "$venv/bin/python" -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir "$folder" .
+        file=$(echo "$folder"/*.whl)
+    fi
     "$venv/bin/python" -m pip uninstall -qq --disable-pip-version-check -y qworker-tasks 2>/dev/null
-    install "$folder"/*.whl
+    install "$file"
     exit 0
 fi
 
-# What decides whether an installation is current: the project file, the interpreter, what was asked for, and where this tree lies.
-state=$({ cat pyproject.toml; "$venv/bin/python" -c 'import sys; print(sys.version)'; echo "$spark$lowest$with"; pwd; } | cksum)
+# What decides whether an installation is current: the project file, the version, the interpreter, what was asked for, and where this
+# tree lies.
+state=$({ cat pyproject.toml; grep ^__version__ qworker/__init__.py; "$venv/bin/python" -c 'import sys; print(sys.version)'; echo "$spark$lowest$with"; pwd; } | cksum)
 
 missing=()
 for group in package "${groups[@]}"; do

@@ -96,4 +96,4 @@ __all__ = [
     "provide",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -20,13 +20,16 @@ from qworker.context import Context
 from qworker.definition.callables import check_handler, handler_name
 from qworker.definition.hints import exact_options
 from qworker.definition.task_options import DEFAULT_MAX_TRIES, NeedyOption
-from qworker.duration import Seconds
+from qworker.duration import Moment, Seconds
 from qworker.enqueue.batches import BATCH, publish_calls
 from qworker.enqueue.buffer import buffered, buffered_sync, collect, innermost
 from qworker.enqueue.portal import run_blocking
 from qworker.enqueue.tracing import trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
-from qworker.failed_call import FailureCode, check_holds, check_on_failure, failure_report
+from qworker.failed_call import check_holds, check_on_failure, failure_report
+from qworker.failure_text import FailureCode
+from qworker.failures.app_failures import make_filter, requeue_in
+from qworker.failures.bulk import Requeued
 from qworker.inclusion import Inclusion
 from qworker.jobs.app_jobs import cancel_many, iterate_jobs, job_of, jobs_of, unfinished_states
 from qworker.jobs.cancel import CancelCounts
@@ -141,6 +144,8 @@ class Tasks(Generic[State]):
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = weakref.WeakKeyDictionary()
         # The last backend that was used. Each call needs it, and most apps have a single loop.
         self._latest: _LoopBackend | None = None
+        # The options of its tasks and their calls that not every store supports, by task.
+        self._needs: dict[tuple[str, NeedyOption], None] = {}
         # What its store refuses. None: it was not asked yet.
         self._store_rules: StoreRules | None = None
         self._header_sources: list[Callable[[], Mapping[str, str]]] = []
@@ -422,14 +427,19 @@ class Tasks(Generic[State]):
         names = [there.prefix + prefix + task.name for task in moved]
         raw_queues = [there.queue or queue or handler.queue for handler in moved_raw]
         there.app._check_free(names, raw_queues)  # noqa: SLF001
+        needs: dict[tuple[str, NeedyOption], None] = {}
         for name, handler in (*zip(names, moved, strict=True), *((raw.name, raw) for raw in moved_raw)):
-            there.app._check_store(name, handler.options.needs)  # noqa: SLF001
+            needs |= {(name, option): None for option in handler.options.needs}
             handler.check_joins(name, (*there.hooks, *self.hooks))
             if handler.on_failure is not None:
                 check_holds(there.app._url, name)  # noqa: SLF001
+        # Those of its calls come after those of its tasks, which have their new names.
+        needs |= other._needs
+        there.app._refuse(needs)  # noqa: SLF001
         if other._schedules.in_code and there.app._url is not None:  # noqa: SLF001
             check_scheme(there.app._url)  # noqa: SLF001
         there.app._schedules.include(other._schedules, there.prefix + prefix)  # noqa: SLF001
+        there.app._needs |= needs  # noqa: SLF001
         there.app.imports += tuple(name for name in other.imports if name not in there.app.imports)
         other.registered_tasks, other.raw_handlers = {}, {}
         other._inclusion = Inclusion(self, prefix, queue, names[0] if names else None)
@@ -714,6 +724,54 @@ class Tasks(Generic[State]):
         call = self.cancel(jobs, task=task, queue=queue, state=state, by=by)
         return self._run_sync(call, instead="await tasks.cancel(...)")
 
+    async def requeue(
+        self,
+        *,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+        error: str | None = None,
+        code: FailureCode | None = None,
+        group: str | None = None,
+        since: Moment | None = None,
+    ) -> Requeued:
+        """Make failed messages ready again, with tries 0: those that match all arguments, of which one is given.
+
+        Messages with the code `poison` or `cancelled` are left out and counted, unless `code` or `group` names them.
+        Messages that fail after the start of the call are not changed.
+
+        Args:
+            task: Calls of this task.
+            queue: Messages of this queue. None: those of every queue of the app.
+            error: Messages whose error contains this text, in any case.
+            code: Messages that failed for this reason.
+            group: Messages of this group, by its key from `qworker failures`.
+            since: Messages that failed then or later: Unix seconds, or a datetime with a time zone.
+
+        Raises:
+            UsageError: No argument is given, or one is not valid.
+            NotSupported: The store cannot requeue messages.
+            AlreadyEnqueued: Another message has the unique key of one of them. All others are ready.
+        """
+        matching = make_filter(self._task_name(task), error, code, group, since)
+        if matching.is_empty and queue is None:
+            raise UsageError("requeue() takes at least one of task=, queue=, error=, code=, group= and since=")
+        app = self._destination().app
+        return await requeue_in(app, app.queue_names() if queue is None else [queue], matching)
+
+    def requeue_sync(
+        self,
+        *,
+        task: str | Task[..., Any] | None = None,
+        queue: str | None = None,
+        error: str | None = None,
+        code: FailureCode | None = None,
+        group: str | None = None,
+        since: Moment | None = None,
+    ) -> Requeued:
+        """Make failed messages ready again from code without an event loop. See `requeue`."""
+        call = self.requeue(task=task, queue=queue, error=error, code=code, group=group, since=since)
+        return self._run_sync(call, instead="await tasks.requeue(...)")
+
     def _task_name(self, task: str | Task[..., Any] | None) -> str | None:
         if isinstance(task, Task):
             return task.name
@@ -729,13 +787,19 @@ class Tasks(Generic[State]):
         return report.queue, report.draft
 
     def _check_store(self, task: str, needs: Sequence[NeedyOption]) -> None:
-        """Refuse options of a task or of its call if the store is known and does not support them."""
+        """Refuse options of a task or of its calls if the store does not support them, also if its URL is set later."""
+        app = self._destination().app
+        given: dict[tuple[str, NeedyOption], None] = {(task, option): None for option in needs}
+        app._refuse(given)  # noqa: SLF001
+        app._needs |= given  # noqa: SLF001
+
+    def _refuse(self, needs: Iterable[tuple[str, NeedyOption]]) -> None:
         try:
             url = self.url
         except UsageError:
             # An app factory sets it later.
             return
-        for option in needs:
+        for task, option in needs:
             refuse(url, task, option)
 
     def _check_later(self, draft: Draft) -> None:
@@ -777,9 +841,8 @@ class Tasks(Generic[State]):
         if self._url_in_use and url != self._url:
             raise UsageError("the URL of this app is already in use: set tasks.url before the first call")
         if url is not None:
-            for handler in (*self.registered_tasks.values(), *self.raw_handlers.values()):
-                for option in handler.options.needs:
-                    refuse(url, handler.name, option)
+            for task, option in self._needs:
+                refuse(url, task, option)
         self._url = url
         self._store_rules = None
 

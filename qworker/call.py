@@ -9,13 +9,15 @@ import msgspec
 
 from qworker.definition.hints import exact_options
 from qworker.definition.returns import check_result_type
-from qworker.definition.task_options import call_options, check_result, needs_of, sent_options
+from qworker.definition.task_options import call_options, check_result, needs_of, sent_options, unique_option
+from qworker.definition.unique_key import check_by, key_by, without_function
 from qworker.duration import Moment, Seconds
 from qworker.envelope import ORIGINAL_ID, Envelope, add_headers, change_options, open_envelope
 from qworker.jobs.job import Job
 from qworker.jobs.source import JobSource
 from qworker.message import Draft, KeyHolder
 from qworker.names import created_id, is_created_id, to_message_id
+from qworker.unique import Unique, check_due
 
 __all__ = ["Call"]
 
@@ -83,6 +85,7 @@ class Call(msgspec.Struct, frozen=True):
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
         hold: Seconds | None = None,
+        unique: Unique | None = None,
         result: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
         timeout: Seconds | msgspec.UnsetType | None = msgspec.UNSET,
         max_tries: int | msgspec.UnsetType | None = msgspec.UNSET,
@@ -97,6 +100,8 @@ class Call(msgspec.Struct, frozen=True):
         """
         own_id = self.draft.id if id is None else id
         fields = call_options(delay, due_at, priority, unique_key, own_id, queue, headers, hold)
+        known = None if self.source is None else self.source.app.registered_tasks.get(self.task)
+        fields |= self._key_fields(unique_option(unique, fields).get("unique"), unique_key, known)
         if delay is not None:
             fields["due_at"] = None
         elif due_at is not None:
@@ -105,7 +110,6 @@ class Call(msgspec.Struct, frozen=True):
         if expires is None and (delay is not None or due_at is not None):
             expires = self._expires()
         sent = sent_options(both, timeout, max_tries, expires)
-        known = None if self.source is None else self.source.app.registered_tasks.get(self.task)
         if id is not None and hold is None and known is not None:
             fields["hold"] = known.options.hold
         source = self.source
@@ -115,7 +119,7 @@ class Call(msgspec.Struct, frozen=True):
                 check_result_type(self.task, known.function)
             source = None if source is None else source.changed(sent["result"], Any)
         if source is not None:
-            needs = needs_of(None, sent.get("max_tries", msgspec.UNSET), sent.get("result"))
+            needs = needs_of(unique, sent.get("max_tries", msgspec.UNSET), sent.get("result"))
             source.app._check_store(self.task, needs)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         body = change_options(self.draft.body, sent) if sent else self.draft.body
         if id is not None and fields["id"] != id:
@@ -123,7 +127,22 @@ class Call(msgspec.Struct, frozen=True):
         if headers:
             body = add_headers(body, headers)
         draft = msgspec.structs.replace(self.draft, body=body, **fields)
+        check_due(draft.unique, draft.delay, draft.due_at)
         return msgspec.structs.replace(self, queue=self.queue if queue is None else queue, draft=draft, source=source)
+
+    def _key_fields(self, unique: Unique | None, unique_key: str | None, known: Any) -> dict[str, Any]:
+        """Return the fields of another unique key: none if the call keeps its own."""
+        if unique is None:
+            # The options of the earlier key are not those of this one.
+            return {} if unique_key is None else {"unique": None}
+        key = unique.key
+        if key is None:
+            opened = open_envelope(self.draft.body)
+            if known is None or not isinstance(opened, Envelope):
+                raise without_function(unique.by or ())
+            check_by(self.task, known.signature.parameters, unique)
+            key = key_by(self.task, unique.by or (), known.signature.values(unique.by, opened.args, opened.kwargs))
+        return {"unique_key": key, "unique": unique.for_draft()}
 
     def _expires(self) -> float | None:
         """Return the `expires` that the call has already, which its delay must not exceed."""

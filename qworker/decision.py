@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import NamedTuple
 
 from qworker.duration import Seconds
 from qworker.errors import QworkerError, UsageError
 from qworker.failure_text import summary_of, with_cause
 from qworker.retry import MOST_DELAY
-from qworker.validation import check_flag, check_seconds, number_of, shown
+from qworker.validation import check_flag, check_seconds, seconds_of, shown
 
 __all__ = ["Chosen", "Decision", "Fail", "Retry", "outcome_of"]
 
@@ -117,6 +116,6 @@ def _reason_text(reason: object, owner: str) -> str:
 
 
 def _delay_seconds(delay: object) -> float:
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else number_of(delay)
+    seconds = seconds_of(delay)
     # A handler that computes `until - now` gives a negative delay if the time has passed.
     return 0.0 if seconds < 0 else check_seconds("delay", delay, most=MOST_DELAY)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+import time
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 from qworker.errors import UsageError
 
-__all__ = ["LONGEST", "Moment", "Seconds", "format_duration", "parse_duration"]
+__all__ = ["LONGEST", "Moment", "Seconds", "format_duration", "parse_duration", "parse_moment"]
 
 # A span of time: a number of seconds, or a timedelta.
 Seconds: TypeAlias = float | timedelta
@@ -45,6 +46,26 @@ def parse_duration(text: str, *, least: float = 0.0, most: float = LONGEST) -> f
     if seconds > most:
         raise UsageError(f"{text!r} is too long: use at most {format_duration(most)}")
     return seconds
+
+
+def parse_moment(text: str) -> float:
+    """Return the Unix seconds of an age, or of a date with or without a time.
+
+    Args:
+        text: An age such as `2h`, or a time such as `2026-11-23T08:00`. A time without a zone is in UTC.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    try:
+        # Dates are first, because 20261123 is a date and not an age.
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        try:
+            return time.time() - parse_duration(text.strip())
+        except UsageError as error:
+            raise UsageError(f"{error}; or a time such as 2026-11-23T08:00") from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def format_duration(seconds: float) -> str:

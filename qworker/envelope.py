@@ -1,6 +1,6 @@
 """The envelope: the JSON object that encodes a task call in a message's body.
 
-docs/envelope.md describes it for other languages.
+docs/reference/envelope.md describes it for other languages.
 
 {"task": "thumbnail", "args": ["a.png"], "kwargs": {"width": 640}, "headers": {"traceparent": "00-..."},
  "options": {"result": 3600}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -11,15 +11,14 @@ from qworker.backend.registry import backend_class
 from qworker.call import Call
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import MissingExtra, UsageError
+from qworker.failure_text import FailureCode, without_code
 from qworker.message import Message
 from qworker.names import failure_id_text
 from qworker.task import Task
 from qworker.url import BackendURL
 from qworker.validation import shown
 
-__all__ = ["REPORTED", "FailedCall", "FailureCode", "check_holds", "check_on_failure", "failure_report", "reported_by"]
-
-FailureCode = Literal["error", "timeout", "poison", "arguments", "expired", "cancelled"]
+__all__ = ["REPORTED", "FailedCall", "check_holds", "check_on_failure", "failure_report", "reported_by"]
 
 # The header of a report: the code and the id of the message that has failed.
 REPORTED = "qworker-failure"
@@ -73,7 +72,7 @@ def failure_report(
         message: The message that has failed, unpacked.
         task: The name of its task.
         code: Why it failed.
-        error: The error that is kept with the message.
+        error: The error that is kept with the message, with or without the line of its code.
         tries: The number of failed attempts, with the last one.
         failed_at: Unix seconds. None: now.
 
@@ -91,7 +90,7 @@ def failure_report(
         headers=envelope.headers,
         tries=tries,
         code=code,
-        error=error,
+        error=without_code(error),
         failed_at=time.time() if failed_at is None else failed_at,
     )
     headers = {REPORTED: f"{code} {message.id}"}

@@ -7,15 +7,18 @@ import re
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Literal
+from typing import Literal, get_args
 
 __all__ = [
+    "BLANKED",
     "CANCELLED",
     "CHAINED",
     "CODE",
     "MODULE",
+    "FailureCode",
     "ProcessDied",
     "RemoteFailure",
+    "blank_values",
     "cancelled_text",
     "code_of",
     "error_type",
@@ -23,13 +26,17 @@ __all__ = [
     "summary",
     "summary_of",
     "with_cause",
+    "with_code",
     "without_code",
 ]
 
+# Why a message failed, for programs.
+FailureCode = Literal["error", "timeout", "poison", "arguments", "expired", "cancelled"]
+
 # The code of a message that was cancelled on purpose.
 CANCELLED: Literal["cancelled"] = "cancelled"
-# The first line of a kept text can be a code, which says for programs why the message failed.
-CODE = re.compile(r"code: (cancelled)\n")
+# The first line of a kept text can be a code. Without this line it is `error`.
+CODE = re.compile(rf"code: ({'|'.join(get_args(FailureCode))})\n")
 
 # The numbers of characters that are kept of the head and of the tail of a long text.
 _HEAD, _TAIL = 1000, 7000
@@ -40,7 +47,7 @@ _MOST_OF_A_NAME = 200
 _HERE = os.path.dirname(__file__)
 _OWN = {os.path.join(_HERE, *path) for path in ((), ("worker",), ("worker", "handlers"), ("definition",))}
 
-# `CHAINED`, `CODE` and `MODULE` must be valid regular expressions of Java too, because Spark reads the same texts.
+# `BLANKED`, `CHAINED`, `CODE` and `MODULE` must be valid regular expressions of Java too: Spark reads the same texts.
 # Python writes these lines between the tracebacks of a chain. The last traceback is of the error that was raised.
 CHAINED = re.compile(
     r"\n\n(?:The above exception was the direct cause of the following exception"
@@ -52,6 +59,22 @@ _MARGIN = "  | "
 _LEFT_OUT = re.compile(r"\.\.\. \d+ characters left out \.\.\.")
 # The module of an error's type, at the beginning of a line.
 MODULE = re.compile(r"(?:[^\W\d]\w*\.|<locals>\.)+(?=[^\W\d]\w*(?::|\Z))")
+
+# The parts of an error that differ between messages, each with its replacement. The order counts.
+BLANKED = (
+    # Quoted text. The quotes of "can't" and "don't" are inside of words.
+    (re.compile(r"(?<![0-9A-Za-z_])b?(?:'[^']*'|\"[^\"]*\")(?![0-9A-Za-z_])"), "'...'"),
+    # UUIDs and addresses in memory.
+    (re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"), "#"),
+    (re.compile(r"0x[0-9a-fA-F]+"), "#"),
+    # Numbers, also with a sign, a fraction or several parts.
+    (re.compile(r"(?:(?<![0-9A-Za-z_)#.-])[-+])?(?<![0-9A-Za-z])[0-9]+(?:\.[0-9]+)*(?![0-9A-Za-z])"), "#"),
+    # Hexadecimal digits, and other ids that mix letters and digits.
+    (re.compile(r"(?<![0-9A-Za-z])(?=[a-fA-F]*[0-9])[0-9a-fA-F]{6,}(?![0-9A-Za-z])"), "#"),
+    (re.compile(r"(?<![0-9A-Za-z])(?=[A-Za-z]*[0-9])[0-9A-Za-z]{16,}(?![0-9A-Za-z])"), "#"),
+    # Numbers with letters beside them, such as 30s.
+    (re.compile(r"(?:(?<![0-9A-Za-z_)#.-])[-+])?[0-9]+(?:\.[0-9]+)*"), "#"),
+)
 
 
 class RemoteFailure(Exception):
@@ -104,6 +127,11 @@ def code_of(text: str | None) -> str | None:
     """Return the code of a kept text; None if it has none."""
     found = None if text is None else CODE.match(text)
     return None if found is None else found[1]
+
+
+def with_code(text: str, code: FailureCode) -> str:
+    """Return a text to keep, with the line of its code. `error` is not written: older readers show the line."""
+    return text if code == "error" else f"code: {code}\n{text}"
 
 
 def without_code(text: str) -> str:
@@ -187,6 +215,13 @@ def summary(text: str) -> str:
     lines = [line[len(margin) :] for line in last[header.end() :].splitlines() if line.startswith(margin)]
     told = next((n for n, line in enumerate(lines) if line[:1].strip() and not _LEFT_OUT.fullmatch(line)), len(lines))
     return _first_line(lines[told:])
+
+
+def blank_values(line: str) -> str:
+    """Return an error in one line without what differs between messages: quoted text, numbers and ids."""
+    for pattern, replacement in BLANKED:
+        line = pattern.sub(replacement, line)
+    return line
 
 
 def _begins_a_chain(text: str) -> bool:

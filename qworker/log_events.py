@@ -70,7 +70,7 @@ __all__ = [
 MESSAGE_ACKED = "message_acked"
 # Level warning. The message runs again later.
 MESSAGE_RETRIED = "message_retried"
-# Level warning. The message has failed and is kept.
+# Level error. The message has failed and is kept.
 MESSAGE_FAILED = "message_failed"
 # Level info. The message was released without counting a try.
 MESSAGE_RELEASED = "message_released"

@@ -1,7 +1,8 @@
-"""Logging with structlog to standard error: colored lines on a terminal, JSON everywhere else.
+"""Logging with structlog to standard error: one line for each event on a terminal, JSON everywhere else.
 
-Logs of the app's own code, from structlog or from the standard library, have the same form. Logs of a handler also have
-the fields of its message.
+A line for a terminal has the time of day, the level, the event, the task and the id of the message, then the other
+fields. Logs of the app's own code, from structlog or from the standard library, have the same form. Logs of a handler
+also have the fields of its message.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ __all__ = [
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 _LONGEST_LINE = 500
+# The column of the event on a terminal: the longest name of an event of a message.
+_EVENT_WIDTH = 17
+# On a terminal, the error is before the other fields, and the fields that say nothing about the event are at the end.
+_RANKS = {events.ERROR: -1, events.TOKEN: 1, events.WORKER: 2}
 # Loggers of libraries that qworker itself uses. The app did not ask for their debug and info lines.
 _QUIET = ("asyncio", "watchfiles")
 
@@ -76,10 +81,10 @@ def configure(json: bool | None = None, level: str = "info") -> None:
             add_message,
             _add_trace,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _time(json),
             structlog.processors.format_exc_info,
             _strip_controls,
-            _renderer(json),
+            *_renderers(json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(file=ERROR_STREAM),
@@ -107,13 +112,13 @@ def show_standard_logging(json: bool | None = None, level: str = "info") -> None
                 structlog.stdlib.add_logger_name,
                 structlog.stdlib.add_log_level,
                 structlog.stdlib.ExtraAdder(),
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                _time(json),
                 structlog.processors.format_exc_info,
             ],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 _strip_controls,
-                _renderer(json),
+                *_renderers(json),
             ],
         )
     )
@@ -193,10 +198,33 @@ def add_message(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> 
     return event
 
 
-def _renderer(json: bool | None) -> Any:
-    if json or (json is None and not is_terminal()):
-        return structlog.processors.JSONRenderer(serializer=_to_json)
-    return structlog.dev.ConsoleRenderer(colors=_in_colors(), exception_formatter=structlog.dev.plain_traceback)
+def _is_json(json: bool | None) -> bool:
+    return not is_terminal() if json is None else json
+
+
+def _time(json: bool | None) -> Any:
+    """Return the processor for the time: in UTC for programs, the local time of day for people."""
+    if _is_json(json):
+        return structlog.processors.TimeStamper(fmt="iso", utc=True)
+    return structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+
+
+def _renderers(json: bool | None) -> tuple[Any, ...]:
+    """Return the last processors, which make the text of a line."""
+    if _is_json(json):
+        return (structlog.processors.JSONRenderer(serializer=_to_json),)
+    console = structlog.dev.ConsoleRenderer(
+        colors=_in_colors(), exception_formatter=structlog.dev.plain_traceback, sort_keys=False
+    )
+    return _arrange, console
+
+
+def _arrange(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Put the task and the id of the message beside the event, and order the other fields."""
+    name = str(event.pop("event", ""))
+    message = [str(event.pop(field)) for field in (events.TASK, events.MESSAGE_ID) if event.get(field)]
+    head = " ".join([name.ljust(_EVENT_WIDTH), *message]) if message else name
+    return {"event": head, **dict(sorted(event.items(), key=lambda field: _RANKS.get(field[0], 0)))}
 
 
 def _in_colors() -> bool:

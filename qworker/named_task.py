@@ -19,7 +19,7 @@ from qworker.definition.task_options import (
     sent_options,
     unique_option,
 )
-from qworker.definition.unique_key import check_by
+from qworker.definition.unique_key import check_by, without_function
 from qworker.duration import Moment, Seconds
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
@@ -27,7 +27,7 @@ from qworker.jobs.job import Job
 from qworker.jobs.source import JobSource
 from qworker.names import check_existing_queue
 from qworker.task import App, ConfiguredTask, Task, configured
-from qworker.unique import Unique
+from qworker.unique import Unique, check_due
 from qworker.validation import check_flag, check_text
 
 __all__ = ["Directory", "NamedTask"]
@@ -59,10 +59,7 @@ class _AnyArguments:
         Raises:
             UsageError: Always.
         """
-        raise UsageError(
-            f"unique by {', '.join(map(repr, names))} needs the function of the task, which this process does not have:"
-            " write key= instead"
-        )
+        raise without_function(names)
 
 
 class _Absent:
@@ -152,6 +149,7 @@ class NamedTask(OtherMethods, Generic[T]):
         made = NamedTask(self._app, self.name, self._queue if queue is None else queue, self._returns)
         fields = call_options(delay, due_at, priority, unique_key, id, queue, headers, hold)
         made._fields = fields | unique_option(unique, fields)
+        check_due(unique, fields.get("delay", 0.0), fields.get("due_at"))
         made._given_id, made._headers = id, headers
         made._sent = sent_options(made._fields, timeout, max_tries, expires)
         made._validate = check_flag("validate", validate)

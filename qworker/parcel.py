@@ -1,7 +1,8 @@
 """Parcels: message bodies that wrap fields or argv for protocols that have no place for them.
 
-docs/envelope.md describes the format. `qworker move` packs a message if the target needs it, and unpacks it if the
-target does not. A worker unpacks the messages that it leases, so a raw handler gets the message as it was published.
+docs/reference/envelope.md describes the format. `qworker move` packs a message if the target needs it, and unpacks it
+if the target does not. A worker unpacks the messages that it leases, so a raw handler gets the message as it was
+published.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import msgspec
 from qworker.duration import Seconds
 from qworker.errors import UsageError
 from qworker.failure_text import RemoteFailure
-from qworker.validation import check_flag, check_seconds, number_of, shown
+from qworker.validation import check_flag, check_seconds, seconds_of, shown
 
 __all__ = [
     "DEFAULT_BACKOFF",
@@ -79,7 +79,7 @@ class Backoff(msgspec.Struct, frozen=True):
             ("minimum", 0.0, MOST_DELAY),
         ):
             value: Any = getattr(self, name)
-            number = value.total_seconds() if isinstance(value, timedelta) else number_of(value)
+            number = seconds_of(value)
             if not least <= number <= most:
                 raise UsageError(
                     f"Backoff: {name} must be a number from {least:.0f} to {most:.0f} (got {shown(value)})"
@@ -139,7 +139,7 @@ class Delays:
 
 
 def _check_delay(delay: Any) -> float:
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else number_of(delay)
+    seconds = seconds_of(delay)
     if seconds < 0:
         raise UsageError(f"retry delays must not be negative (got {shown(delay)})")
     return check_seconds("retry delays", delay, most=MOST_DELAY)

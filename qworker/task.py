@@ -36,7 +36,7 @@ from qworker.jobs.source import JobApp, JobSource
 from qworker.message import Draft, Lease, Message
 from qworker.names import to_message_id
 from qworker.signature import Signature
-from qworker.unique import Unique
+from qworker.unique import Unique, check_due
 from qworker.validation import check_flag, check_text
 
 __all__ = [
@@ -477,6 +477,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         if task.options.unique is not None and "unique_key" not in self._draft:
             self._draft.setdefault("unique", task.options.unique)
         self._unique: Unique | None = self._draft.pop("unique", None)
+        check_due(self._unique, self._draft.get("delay", 0.0), self._draft.get("due_at"))
         if task.options.hold and "id" in self._draft:
             self._draft.setdefault("hold", task.options.hold)
         self._given_queue = queue
@@ -495,11 +496,13 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
             return self._make_call(args, kwargs, None if span is None else span.get_span_context())
 
     def _make_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], span_context: Any = None) -> Call:
-        source = self._task.source
-        if self._result != source.result or self._returns is not Any:
+        task = self._task
+        source = task.source
+        if self._returns is not Any or self._result != source.result:
             source = source.changed(self._result, self._returns)
-        call = Call(self._queue, self._make_draft(args, kwargs), span_context, source)
-        hooks = self._task.publishing_hooks
+        queue = self._given_queue or task.options.queue
+        call = Call(queue, self._make_draft(args, kwargs), span_context, source)
+        hooks = task.publishing_hooks
         return run_publishing(hooks, call) if hooks else call
 
     def _make_draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:

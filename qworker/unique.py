@@ -14,7 +14,7 @@ from qworker.names import check_key
 from qworker.retry import MOST_DELAY
 from qworker.validation import check_seconds, check_text, shown
 
-__all__ = ["Again", "Scope", "Unique", "Until", "debounced_due"]
+__all__ = ["Again", "Scope", "Unique", "Until", "check_due", "debounced_due"]
 
 Until = Literal["done", "started"]
 Again = Literal["keep", "replace", "debounce", "error"]
@@ -109,6 +109,16 @@ class Unique(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _USUAL = Unique()
+
+
+def check_due(unique: Unique | None, delay: float, due_at: float | None) -> None:
+    """Check that a call with a unique key can have a due time.
+
+    Raises:
+        UsageError: It is debounced, so `wait` sets its due time.
+    """
+    if unique is not None and unique.again == "debounce" and (delay > 0 or due_at is not None):
+        raise UsageError("a debounced call is due after wait: leave delay= and due_at= out")
 
 
 def debounced_due(unique: Unique, now: float, first: float) -> float:

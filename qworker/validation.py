@@ -74,6 +74,11 @@ def number_of(value: Any) -> float:
     return number if math.isfinite(number) else math.nan
 
 
+def seconds_of(value: Any) -> float:
+    """Return a number of seconds, or a timedelta, as a float; nan for anything else, as `number_of`."""
+    return value.total_seconds() if isinstance(value, timedelta) else number_of(value)
+
+
 def check_seconds(name: str, value: Any, *, positive: bool = False, most: float = math.inf) -> float:
     """Return a number of seconds, or a timedelta, as a float.
 
@@ -86,7 +91,7 @@ def check_seconds(name: str, value: Any, *, positive: bool = False, most: float 
     Raises:
         UsageError: The value is neither, or is out of range.
     """
-    seconds = value.total_seconds() if isinstance(value, timedelta) else number_of(value)
+    seconds = seconds_of(value)
     if math.isnan(seconds):
         raise UsageError(f"{name} must be a number of seconds (got {shown(value)}){_seconds_hint(name, value)}")
     if seconds < 0 or (positive and seconds == 0):

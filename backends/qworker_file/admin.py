@@ -60,7 +60,7 @@ async def requeue(store: Store, browser: FileBrowser, selection: Selection) -> i
         # The holder of a cancelled item may still have it locked, and a locked item is leased from delay/ only.
         place = Place("delay", delay_name(item, due_ms)) if is_cancelled_name(file.name) else Place("queue", item)
         try:
-            async with taken_key(files, item):
+            async with taken_key(files, item, store.open_files):
                 record_move(files, item, place, Place("fail", file.name))
                 rename_file(file.name, place.name, files.fail, place.descriptor(files))
             (delayed if place.directory == "delay" else moved).append(place.name)

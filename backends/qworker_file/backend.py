@@ -1,4 +1,4 @@
-"""`file:///abs/dir` and `file://./rel`: queues in directories that fsq programs share (docs/file-format.md)."""
+"""`file:///abs/dir` and `file://./rel`: queues in directories (docs/reference/file-format.md)."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ from qworker_file.publish import publish
 from qworker_file.remote_leases import RemoteFileLeases
 from qworker_file.settle import settle_all
 from qworker_file.store import Store
+from qworker_file.unique_keys import find_holder
 
 __all__ = ["FileBackend"]
 
@@ -300,6 +301,11 @@ class FileBackend(Backend):
         """Return the end of the hold of an id."""
         with store_errors(f"read {queue!r}"), self._stores.require_queue(queue).files as files:
             return await held_until(files, message_id, self._clock.time())
+
+    async def key_holder(self, queue: str, key: str) -> str | None:
+        """Return the id of the message that has a key of the queue."""
+        with store_errors(f"read {queue!r}"), self._stores.require_queue(queue).files as files:
+            return await find_holder(files, key)
 
     async def queues_with_cells(self, queues: Sequence[str], group: str) -> list[str]:
         """Return the queues that have a directory for a group. None is opened."""

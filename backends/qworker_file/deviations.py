@@ -7,7 +7,6 @@ from collections.abc import Mapping
 __all__ = ["DEVIATIONS"]
 
 DEVIATIONS: Mapping[str, str] = {
-    "unique_app": "each queue has its own index",
     "fields": "a file has a name and its contents",
     "retry_errors": "a file has a name and its contents: the history keeps the error",
 }

@@ -20,12 +20,13 @@ import msgspec
 from qworker.backend.unique_keys import held_error
 from qworker.kit.files import find_inode, has_entry, link_file, list_names, try_unlink
 from qworker.kit.opening import open_directory, open_entry
+from qworker.message import KeyHolder
+from qworker_file.app_keys import OpenOther, give_app_key, holder_of_app_key, lock_app_keys
 from qworker_file.holds import has_ended, is_held
 from qworker_file.id_place import (
     Located,
     Place,
     is_unchanged,
-    item_at,
     locate,
     read_status,
     record_place,
@@ -36,6 +37,7 @@ from qworker_file.loads import staged_files
 from qworker_file.names import (
     given_id,
     index_name,
+    is_app_mark,
     key_link_name,
     key_record_name,
     mark_in,
@@ -47,7 +49,17 @@ from qworker_file.names import (
 )
 from qworker_file.publish_plan import Plan, Planner
 from qworker_file.replace import Replaced, finish_replacing, replace_waiting
-from qworker_file.unique_keys import Holder, free_key, give_key, holder_of, is_key_left, keep_key, key_of, state_of
+from qworker_file.unique_keys import (
+    Holder,
+    free_key,
+    give_key,
+    holder_of,
+    is_key_left,
+    keep_key,
+    key_of,
+    record_key,
+    state_of,
+)
 
 __all__ = ["Reserved", "clean_up_index", "lock_index", "remove_id", "reserve_ids", "unlock"]
 
@@ -126,6 +138,8 @@ async def clean_up_index(files: QueueDir, now: float) -> int:
                 continue
             if kind in {"swap", "next"}:
                 finish_replacing(files, f"id-{key}")
+                # A `next` without a `swap` is another program's.
+                try_unlink(name, files.names)
             elif kind in {"hold", "key"}:
                 try_unlink(name, files.names)
             else:
@@ -156,8 +170,53 @@ def _is_left(files: QueueDir, kind: str, key: str, now: float) -> bool:
         return False
 
 
+class _AppKey:
+    """A key that counts in all queues, which a message of one queue wants to have.
+
+    Args:
+        files: The queue of the message.
+        mark: The mark of the key.
+        open_other: Opens the other queues.
+    """
+
+    def __init__(self, files: QueueDir, mark: str, open_other: OpenOther) -> None:
+        self._files = files
+        self._mark = mark
+        self._open_other = open_other
+        self._located = Located({}, {})
+        # The message that has or had the key.
+        self.holder: KeyHolder | None = None
+
+    def check(self, keys: int, message_id: str) -> Holder:
+        """Return whether another message has the key. The caller has the locks of names/ and of the keys."""
+        self.holder = holder = holder_of_app_key(keys, self._mark)
+        if holder is None or (holder.queue == self._files.name and holder == message_id):
+            return Holder.VOID
+        there = self._files if holder.queue == self._files.name else self._open_other(holder.queue)
+        return Holder.VOID if there is None else state_of(there, holder, self._mark, self._located)
+
+    def shown_holder(self) -> str:
+        """Return the id of the holder, with its queue if that is another one."""
+        assert self.holder is not None
+        return str(self.holder) if self.holder.queue == self._files.name else self.holder
+
+    async def look(self) -> bool:
+        """Locate the holder before another check. Return whether that must wait for another process."""
+        holder = self.holder
+        there = None if holder is None else self._open_other(holder.queue)
+        if holder is None or there is None:
+            return True
+        try:
+            with there:
+                self._located = await locate(there, [holder])
+                return _is_any_in_progress(there, self._located)
+        except FileNotFoundError:
+            # The other queue is deleted at this moment.
+            return True
+
+
 @asynccontextmanager
-async def taken_key(files: QueueDir, item: str) -> AsyncGenerator[None]:
+async def taken_key(files: QueueDir, item: str, open_other: OpenOther) -> AsyncGenerator[None]:
     """Let an item that has finished have its unique key again, if it has one, and lock the keys in the block.
 
     Raises:
@@ -166,6 +225,10 @@ async def taken_key(files: QueueDir, item: str) -> AsyncGenerator[None]:
     message_id, mark = given_id(item), mark_in(item)
     if message_id is None or mark is None:
         yield
+        return
+    if is_app_mark(mark):
+        async with _taken_app_key(files, item, message_id, _AppKey(files, mark, open_other)):
+            yield
         return
     located = Located({}, {})
     while True:
@@ -189,6 +252,25 @@ async def taken_key(files: QueueDir, item: str) -> AsyncGenerator[None]:
             await asyncio.sleep(_LOCK_PAUSE)
 
 
+@asynccontextmanager
+async def _taken_app_key(files: QueueDir, item: str, message_id: str, key: _AppKey) -> AsyncGenerator[None]:
+    while True:
+        fd = await lock_index(files)
+        try:
+            with lock_app_keys(files) as keys:
+                state = Holder.UNSURE if keys is None else key.check(keys, message_id)
+                if state is Holder.LIVE:
+                    raise held_error(key_of(files, item)[0] or item, key.shown_holder())
+                if state is Holder.VOID and keys is not None:
+                    give_app_key(files, keys, message_id, mark_in(item) or "")
+                    yield
+                    return
+        finally:
+            unlock(fd)
+        if await key.look():
+            await asyncio.sleep(_LOCK_PAUSE)
+
+
 # -- reserving ids ---------------------------------------------------------------------------------------------------
 
 
@@ -199,18 +281,22 @@ class Reserved(msgspec.Struct):
         stored: The given ids that are stored or held.
         instead: The ids of the messages that have the unique keys of others, by the ids of those.
         replaced: The messages that have taken the places of those.
+        has_app_keys: Whether a message has taken a key that counts in all queues.
     """
 
     stored: set[str]
     instead: dict[str, str]
     replaced: list[Plan]
+    has_app_keys: bool = False
 
     def has(self, message_id: str | None) -> bool:
         """Return whether a message is not to be stored."""
         return message_id in self.stored or message_id in self.instead
 
 
-async def reserve_ids(files: QueueDir, plans: Sequence[Plan], planner: Planner, now: float) -> Reserved:
+async def reserve_ids(
+    files: QueueDir, plans: Sequence[Plan], planner: Planner, open_other: OpenOther, now: float
+) -> Reserved:
     """Give each message with a given id its second link in names/, and its unique key.
 
     A message that replaces a waiting one with its key is visible afterwards. Its content is on the disk before.
@@ -222,17 +308,18 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan], planner: Planner, 
         files: The queue.
         plans: The messages. If one replaces others, it is the only one with its key.
         planner: Names them.
+        open_other: Opens the other queues of the store.
         now: Unix seconds, by the store's clock.
 
     Raises:
         OSError: An id cannot be reserved.
     """
-    call = _Reservation(files, planner, now)
+    call = _Reservation(files, planner, open_other, now)
     given = sorted((plan for plan in plans if plan.given_id is not None), key=lambda plan: plan.given_id or "")
     unlinked = frozenset(plan.given_id for plan in given if plan.given_id and may_lack_link(plan.given_id))
     is_listed = not unlinked
     # The sort is stable: of the messages of a batch with one key, the first one gets it.
-    keyed = sorted((plan for plan in plans if plan.key_mark), key=lambda plan: key_link_name(plan.key_mark))
+    keyed = sorted((plan for plan in plans if plan.key_mark), key=_key_order)
     steps = deque([*((call.reserve_id, plan) for plan in given), *((call.reserve_key, plan) for plan in keyed)])
     while steps:
         fd = await lock_index(files)
@@ -250,19 +337,24 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan], planner: Planner, 
         if steps:
             # The lock is not held meanwhile: it may list.
             call.located = await locate(files, call.unsure)
-            if call.is_busy or _is_any_in_progress(files, call.located):
+            if await call.is_waiting() or _is_any_in_progress(files, call.located):
                 # Another publish of the same id either stores a message or leaves nothing. A file that is locked is
                 # leased at this moment.
                 await asyncio.sleep(_LOCK_PAUSE)
     return call.found
 
 
+def _key_order(plan: Plan) -> tuple[bool, str]:
+    return is_app_mark(plan.key_mark), key_link_name(plan.key_mark)
+
+
 class _Reservation:
     """One call of `reserve_ids`. Its methods need the lock of names/."""
 
-    def __init__(self, files: QueueDir, planner: Planner, now: float) -> None:
+    def __init__(self, files: QueueDir, planner: Planner, open_other: OpenOther, now: float) -> None:
         self._files = files
         self._planner = planner
+        self._open_other = open_other
         self._now = now
         self.found = Reserved(set(), {}, [])
         self.located = Located({}, {})
@@ -270,8 +362,10 @@ class _Reservation:
         self.unsure: set[str] = set()
         # The messages of this call that have keys, by the names of the keys' symlinks.
         self._own: dict[str, str] = {}
+        # The key that counts in all queues and must be checked again.
+        self._app_key: _AppKey | None = None
         # Whether the message that is to be replaced is locked, and how often one was.
-        self.is_busy = False
+        self._is_busy = False
         self._busy_count = 0
 
     def reserve_id(self, plan: Plan) -> bool:
@@ -283,7 +377,8 @@ class _Reservation:
             return False
         if message_id in self.found.stored:
             return True
-        holder = holder_of(self._files, plan.key_mark) if plan.key_mark and plan.replacing is None else None
+        is_plain = plan.key_mark and plan.replacing is None and not is_app_mark(plan.key_mark)
+        holder = holder_of(self._files, plan.key_mark) if is_plain else None
         if holder is not None and self._state_of(holder, plan) is Holder.LIVE:
             self.found.instead[message_id] = holder
         else:
@@ -297,6 +392,8 @@ class _Reservation:
         assert plan.unique_key is not None
         if self.found.has(message_id):
             return True
+        if is_app_mark(plan.key_mark):
+            return self._reserve_app_key(plan, message_id, plan.unique_key)
         name = key_link_name(plan.key_mark)
         holder, state = self._own.get(name), Holder.LIVE
         if holder is None:
@@ -315,28 +412,55 @@ class _Reservation:
             self.found.instead[message_id] = holder
         return True
 
+    def _reserve_app_key(self, plan: Plan, message_id: str, key: str) -> bool:
+        files, mark = self._files, plan.key_mark
+        name = key_link_name(mark)
+        if name in self._own:
+            self.found.instead[message_id] = self._own[name]
+            return True
+        call = self._app_key = self._app_key or _AppKey(files, mark, self._open_other)
+        with lock_app_keys(files) as keys:
+            state = Holder.UNSURE if keys is None else call.check(keys, message_id)
+            if state is Holder.UNSURE or keys is None:
+                self.unsure = set()
+                return False
+            self._app_key = None
+            if state is Holder.LIVE:
+                self.found.instead[message_id] = call.shown_holder()
+            else:
+                record_key(files, message_id, key)
+                give_app_key(files, keys, message_id, mark)
+                self._own[name] = message_id
+                self.found.has_app_keys = True
+        return True
+
+    async def is_waiting(self) -> bool:
+        """Return whether the next attempt must wait for another process, and locate the message that has a key."""
+        is_busy, self._is_busy = self._is_busy, False
+        return (self._app_key is not None and await self._app_key.look()) or is_busy
+
     def _replace(self, plan: Plan, holder: str) -> Holder:
         """Let a message take the place of the one that has its key, if that one waits.
 
         Returns:
-            LIVE: it has. VOID: the other one runs. UNSURE: the other one must be located first.
+            LIVE: it has. VOID: the other one runs, or has ended. UNSURE: the other one must be located first.
         """
         files = self._files
         assert plan.given_id is not None
         status = read_status(files, holder)
         place = None if status is None else self._place(holder, status.st_ino)
-        if place is None or place.directory == "lease":
+        if place is None or place.directory not in {"queue", "delay"}:
             return Holder.VOID
         # It will have the other id. Only one link in names/ counts.
         _free(files, plan.given_id)
-        new = self._planner.replan(plan, item_at(place) or "", self._now)
+        new = self._planner.replan(plan, place, self._now)
         outcome = replace_waiting(files, new, holder, place)
-        self.is_busy = outcome is Replaced.BUSY
+        self._is_busy = outcome is Replaced.BUSY
         if outcome is Replaced.YES:
             self.found.replaced.append(new)
             return Holder.LIVE
         self._link(plan, plan.given_id)
-        self._busy_count += self.is_busy
+        self._busy_count += self._is_busy
         # A file that stays locked is run by an fsq program, in place.
         return Holder.UNSURE if self._busy_count < _MOST_BUSY else Holder.VOID
 

@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -27,7 +28,7 @@ _FORMAT_FILE = "format"
 class QueueDir(QueueFiles):
     """The open directories of one queue."""
 
-    __slots__ = ("delay", "found", "item_mode", "lease", "names", "trigger", "workers")
+    __slots__ = ("delay", "found", "item_mode", "lease", "names", "root", "trigger", "workers")
 
     parts: ClassVar[tuple[str, ...]] = (*_PARTS, "base", "trigger")
 
@@ -37,6 +38,8 @@ class QueueDir(QueueFiles):
         # Opened for reading and writing, so that a write is kept until it is read, and does not fail if there is no
         # reader.
         self.trigger = -1
+        # Returns the open directory of all queues.
+        self.root: Callable[[], int] = lambda: -1
         # Leases that were found again by their tokens.
         self.found: WeakSet[object] = WeakSet()
         # Users that can enter the directory can read its items.

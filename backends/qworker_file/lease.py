@@ -162,14 +162,14 @@ def _claim_open(
     if parsed is None or byte_length(item) > MAX_OWN:
         item, parsed = foreign.give_own_name(files, item, parsed)
     # If its unique key is free from now on, this rename frees it.
-    item = started_item(item)
+    waiting, item = item, started_item(item)
     path = item + suffix
     if not try_rename(name, path, source, files.lease, fd):
         return ClaimResult.GONE
     if not is_own and os.stat(path, dir_fd=files.lease, follow_symlinks=False).st_ino != status.st_ino:
         # Another file took the name between our open and our rename: it is moved back, and leased as the file that it
         # is.
-        os.rename(path, delay_name(item, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
+        os.rename(path, delay_name(waiting, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
         return ClaimResult.BUSY
     return _read_claimed(files, fd, status, item, parsed, path, locked, now)
 

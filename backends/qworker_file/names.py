@@ -8,10 +8,10 @@
 The first character of an item is its delimiter, which is also its priority: `_` is 0, `@ = ; ) ( & $ # !` are 1 to 9.
 So names sort in the order in which messages are leased. The first four fields are the message's id. An id of another
 form, chosen by its publisher, is in the host field after a `~`. Marks follow it, each after a comma: `h<end, ms>` is
-the end of its hold, and `k<digest>` stands for its unique key. A letter follows that digest if the key is free from the
-first lease on: `s` before that lease, `x` from then on. `r<time, ms>` is when the last call with the key took the place
-of the message; such an item has a tenth digit in its entropy, by which no release takes its name for that of one file
-only. Zeros in front of the tries count the deaths: `_003` are 3
+the end of its hold, and `k<digest>` stands for its unique key. Letters follow that digest: `a` if the key counts in all
+queues; if it is free from the first lease on, `s` before that lease, `x` from then on. `r<time, ms>` is when the last
+call with the key took the place of the message; such an item has a tenth digit in its entropy, by which no release
+takes its name for that of one file only. Zeros in front of the tries count the deaths: `_003` are 3
 tries with 2 deaths. Every program that reads the tries as a number skips them.
 """
 
@@ -48,10 +48,12 @@ __all__ = [
     "hold_end_ms",
     "hold_name",
     "index_name",
+    "is_app_mark",
     "is_cancelled_name",
     "is_delay_name",
     "is_due_time",
     "is_generated_id",
+    "is_started_mark",
     "item_name",
     "key_letters",
     "key_link_name",
@@ -112,6 +114,7 @@ _REPLACED = "r"
 # Characters of the digest of a unique key, after which its letters follow.
 _KEY_DIGEST = 20
 _FREE_WHEN_STARTED, _STARTED = "s", "x"
+_IN_ALL_QUEUES = "a"
 # What each name with such a mark has somewhere.
 _KEY_MARK, _HOLD_MARK = _MARK + _KEY, _MARK + _HOLD
 
@@ -441,16 +444,19 @@ def _marks(item: str, kind: str) -> list[str]:
 # -- unique keys -----------------------------------------------------------------------------------------------------
 
 
-def key_mark(key: str, *, started: bool) -> str:
+def key_mark(key: str, *, started: bool, app: bool = False) -> str:
     """Return the mark of a unique key.
 
     Args:
         key: The key.
         started: Whether it is free from the first lease of its message on.
+        app: Whether it counts in all queues of the store. Then it is another key than that of one queue.
     """
     digest = hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+    if app:
+        digest = hashlib.sha256(digest + b"app").digest()
     text = base64.b32encode(digest).decode().lower()[:_KEY_DIGEST]
-    return f"{_KEY}{text}{_FREE_WHEN_STARTED if started else ''}"
+    return f"{_KEY}{text}{_IN_ALL_QUEUES if app else ''}{_FREE_WHEN_STARTED if started else ''}"
 
 
 def mark_in(item: str) -> str | None:
@@ -469,8 +475,18 @@ def has_key(item: str, mark: str) -> bool:
 
 
 def key_letters(mark: str) -> str:
-    """Return the letters of a mark: empty if its key stays taken when its message is leased."""
+    """Return the letters of a mark."""
     return mark[_KEY_DIGEST + 1 :]
+
+
+def is_app_mark(mark: str) -> bool:
+    """Return whether the key of a mark counts in all queues of the store."""
+    return _IN_ALL_QUEUES in key_letters(mark)
+
+
+def is_started_mark(mark: str) -> bool:
+    """Return whether the key of a mark is free from the first lease on."""
+    return not {_FREE_WHEN_STARTED, _STARTED}.isdisjoint(key_letters(mark))
 
 
 def without_letters(mark: str) -> str:

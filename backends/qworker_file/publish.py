@@ -18,6 +18,7 @@ from qworker.kit.files import find_inode, has_entry, try_unlink, write_all
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.opening import create_file
 from qworker.message import Draft
+from qworker_file.app_keys import open_app_keys
 from qworker_file.id_index import reserve_ids
 from qworker_file.layout import QueueDir
 from qworker_file.names import index_name, place_name
@@ -38,12 +39,14 @@ class _Result(msgspec.Struct):
         ready: The names in queue/, in order.
         delayed: The names in delay/, in order.
         instead: The ids of the messages that have the unique keys of drafts, by the ids of these.
+        has_app_keys: Whether a message has taken a key that counts in all queues.
     """
 
     ids: list[str]
     ready: list[str]
     delayed: list[str]
     instead: dict[str, str]
+    has_app_keys: bool = False
 
 
 async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str]:
@@ -112,6 +115,8 @@ async def _store_batch(store: Store, files: QueueDir, plans: list[Plan], result:
         await _show(files, plans, result)
     finally:
         _close(plans)
+    if commit is not None and result.has_app_keys:
+        await _sync_app_keys(commit, files)
     if commit is not None and plans:
         changed = {files.delay if plan.delayed else files.queue for plan in plans}
         if any(plan.given_id is not None for plan in plans):
@@ -122,6 +127,14 @@ async def _store_batch(store: Store, files: QueueDir, plans: list[Plan], result:
 async def _sync(commit: GroupCommit | None, plans: list[Plan]) -> None:
     if commit is not None:
         await sync_bodies(commit, [plan.fd for plan in plans])
+
+
+async def _sync_app_keys(commit: GroupCommit, files: QueueDir) -> None:
+    fd = open_app_keys(files)
+    try:
+        await sync_names(commit, {fd})
+    finally:
+        os.close(fd)
 
 
 async def _write(files: QueueDir, plans: list[Plan], *, keep_open: bool) -> None:
@@ -144,7 +157,8 @@ async def _write(files: QueueDir, plans: list[Plan], *, keep_open: bool) -> None
 
 async def _exclude_stored(store: Store, files: QueueDir, plans: list[Plan], result: _Result) -> list[Plan]:
     """Reserve the given ids and unique keys. Discard and leave out the messages that are stored."""
-    reserved = await reserve_ids(files, plans, store.planner, store.clock.time())
+    reserved = await reserve_ids(files, plans, store.planner, store.open_files, store.clock.time())
+    result.has_app_keys = result.has_app_keys or reserved.has_app_keys
     if not reserved.stored and not reserved.instead:
         return plans
     result.instead |= reserved.instead
@@ -171,6 +185,8 @@ async def _show(files: QueueDir, plans: list[Plan], result: _Result) -> None:
                 _discard(files, plans[number:])
                 raise error from None
         shown.append(plan.name)
+        # While it is locked, no worker leases it, and no call replaces it.
+        _close([plan])
         if time.perf_counter() > turn_ends:
             try:
                 await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported
 from qworker.message import Draft
 from qworker.names import new_id, new_ids, to_message_id
+from qworker_file.id_place import Place, item_at
 from qworker_file.names import (
     MAX_OWN,
     byte_length,
@@ -121,12 +122,12 @@ class Planner:
             return delay_name(item, int(max(due, now) * 1000)), True
         return item, False
 
-    def replan(self, plan: Plan, item: str, now: float) -> Plan:
+    def replan(self, plan: Plan, place: Place, now: float) -> Plan:
         """Plan how a message takes the place of a waiting one with its unique key.
 
         Args:
             plan: The message.
-            item: The item that waits.
+            place: Where the other one waits.
             now: Unix seconds.
 
         Raises:
@@ -134,11 +135,15 @@ class Planner:
         """
         draft = plan.replacing
         assert draft is not None, plan.name
+        item = item_at(place) or ""
         hold_ms = int((now + draft.hold) * 1000) if draft.hold > 0 else None
         moment = now if draft.enqueued_at is None else draft.enqueued_at
         own = self._name(replacing_stem(item, moment, hold_ms, plan.key_mark), draft, MAX_OWN - _GROWTH)
         first = first_moment(item, local=self._local)
-        name, delayed = self._placed(own, due_of(draft, now, now if first is None else first), now)
+        due = due_of(draft, now, now if first is None else first)
+        # The old file has this name first. An fsq program could take it from queue/, where its lock is not sure to be
+        # free, and would then end the new one.
+        name, delayed = self._placed(own, due, now, is_delayed=place.directory == "delay")
         return msgspec.structs.replace(plan, name=name, delayed=delayed)
 
     @staticmethod

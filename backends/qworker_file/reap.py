@@ -23,6 +23,7 @@ from qworker.kit.files import list_names, try_unlink
 from qworker.kit.planted import rename_file
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.message import LostLease
+from qworker_file.app_keys import clean_up_app_keys
 from qworker_file.cell_file import TEMPORARY
 from qworker_file.cell_sweep import CellSweeper
 from qworker_file.holder import DETACHED, parse_publisher
@@ -231,6 +232,7 @@ class QueueReaper:
             self._tmp_cleaned_at = now
             await self._clean_up_tmp({parse_publisher(holder) for holder in dead})
             await clean_up_index(self._files, self._clock.time())
+            await clean_up_app_keys(self._files)
         for holder in dead:
             # A holder that was stopped for a day may have continued in the meantime.
             if self._is_gone(holder):

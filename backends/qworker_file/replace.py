@@ -14,6 +14,7 @@ no death of a process loses both files, or leaves both. The steps have the lock 
 If the publisher dies, the next process with the lock continues (`finish_replacing`): if `swap` is the file of `id`, the
 exchange has happened. A worker may have opened the old file before the exchange and rename the new one after it: the
 names of such items have another form than those of one file only, so each worker compares the files (`lease.claim`).
+An fsq program does not compare them, so the old file in queue/ is locked, and one in delay/ does not come to queue/.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def _replace(files: QueueDir, plan: Plan, holder: str, place: Place) -> Replaced
     new = Place("delay" if plan.delayed else "queue", plan.name)
     _rename(plan.temporary, swap, files.tmp, names)
     try:
+        # Another program's file can have its name.
+        try_unlink(next_name(index), names)
         _sure(lambda: link_file(swap, next_name(index), names, names), lambda: has_entry(next_name(index), names))
         record_place(files, holder, new, place)
         _rename(place.name, new.name, place.descriptor(files), new.descriptor(files))
@@ -130,10 +133,10 @@ def finish_replacing(files: QueueDir, index: str) -> None:
     found = find_inode(swap, names)
     if found is None:
         return
-    if found == find_inode(index, names):
+    if found == find_inode(index, names) and has_entry(following, names):
         _rename(following, index, names, names)
     else:
-        # Either nothing was exchanged, or the link has moved already.
+        # Either nothing was exchanged, or the link has moved already. Or another program has made `swap`.
         try_unlink(following, names)
     try_unlink(swap, names)
 

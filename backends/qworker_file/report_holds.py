@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from qworker.kit.files import has_entry
+from qworker.kit.files import has_at_most, has_entry
 from qworker.kit.opening import open_directory
 from qworker.kit.store_errors import DENIED, NOT_A_FILE
 from qworker.names import failure_id
@@ -20,8 +20,8 @@ from qworker_file.store import Store
 
 __all__ = ["ReportHolds"]
 
-# Up to this number of messages, each hold is looked for by its name. For more, names/ is listed once.
-_LOOKED_FOR = 100
+# Names looked for between two turns of the loop; about 2 ms of work.
+_SLICE = 1000
 # A queue that another user owns, or that was deleted in the meantime, has no hold that this process can free.
 _NOT_HERE = DENIED | NOT_A_FILE | {errno.ENOENT, errno.ENOTDIR}
 
@@ -31,35 +31,35 @@ class ReportHolds:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._queues = store.names()
-        self._left = _LOOKED_FOR
-        # The holds of each queue. None: not listed.
-        self._listed: dict[str, set[str]] | None = None
+        # The queues that have holds or given ids. None: not known yet.
+        self._queues: list[str] | None = None
+        self._looked_for = 0
 
     async def free(self, ids: Sequence[str]) -> None:
         """Free the holds of the reports of these messages, also those of reports that still wait.
+
+        Each one is looked for by its name: names/ is never listed, because it can have a name for every message.
 
         Raises:
             OSError: One cannot be freed.
         """
         if not ids:
             return
+        if self._queues is None:
+            self._queues = [queue for queue in self._store.names() if self._has_names(queue)]
         reports = [failure_id(message_id) for message_id in ids]
-        self._left -= len(reports)
-        if self._left < 0 and self._listed is None:
-            found = {queue: self._list(queue) for queue in self._queues}
-            self._listed = {queue: names for queue, names in found.items() if names}
-        for queue in self._queues if self._listed is None else list(self._listed):
+        for queue in self._queues:
             known = [one for one in reports if self._may_have(queue, one)]
             if known:
                 await self._free_in(queue, known)
+            self._looked_for += len(reports)
+            if self._looked_for >= _SLICE:
+                self._looked_for = 0
+                await asyncio.sleep(0)
 
     def _may_have(self, queue: str, report: str) -> bool:
         """Return whether a queue has a report or its hold."""
-        names = (hold_name(report), index_name(report))
-        if self._listed is not None:
-            return not self._listed[queue].isdisjoint(names)
-        return any(self._has_entry(f"{queue}/names/{name}") for name in names)
+        return any(self._has_entry(f"{queue}/names/{name}") for name in (hold_name(report), index_name(report)))
 
     def _has_entry(self, path: str) -> bool:
         try:
@@ -69,15 +69,15 @@ class ReportHolds:
                 return False
             raise
 
-    def _list(self, queue: str) -> set[str]:
+    def _has_names(self, queue: str) -> bool:
         try:
             directory = open_directory(f"{queue}/names", self._store.root)
         except OSError as error:
             if error.errno in _NOT_HERE:
-                return set()
+                return False
             raise
         try:
-            return {name for name in os.listdir(directory) if name.startswith(("hold-", "id-"))}
+            return not has_at_most(directory, 0)
         finally:
             os.close(directory)
 

@@ -90,6 +90,7 @@ class Store(DirectoryStore[OpenQueue]):
         if files is None:
             return None
         files.max_body = self.options.max_body
+        files.root = lambda: self.root
         poll_interval = self.options.poll_interval
         queue = OpenQueue(
             files,
@@ -120,6 +121,15 @@ class Store(DirectoryStore[OpenQueue]):
             create_queue(self.root, check_queue(name), self.options.dir_mode, durable=self.options.sync)
             queue = self.get(name)
         return queue
+
+    def open_files(self, name: str) -> QueueDir | None:
+        """Return the directories of a queue, or None if it does not exist.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        queue = self.get(name)
+        return None if queue is None else queue.files
 
     def check_exchange(self, files: QueueDir) -> None:
         """Check once that two files can exchange their names.

@@ -17,12 +17,14 @@ from urllib.parse import quote, unquote
 from qworker.kit.files import try_unlink
 from qworker.message import Draft
 from qworker.unique import Unique
-from qworker_file.id_place import Located, is_unchanged, item_at, read_status, recorded_place, replace_link
+from qworker_file.app_keys import free_app_key
+from qworker_file.id_place import Located, is_unchanged, item_at, locate, read_status, recorded_place, replace_link
 from qworker_file.layout import QueueDir
 from qworker_file.names import (
     given_id,
     has_key,
-    key_letters,
+    is_app_mark,
+    is_started_mark,
     key_link_name,
     key_mark,
     key_record_name,
@@ -30,9 +32,19 @@ from qworker_file.names import (
     without_letters,
 )
 
-__all__ = ["Holder", "free_key", "give_key", "holder_of", "is_key_left", "keep_key", "key_of", "make_mark", "state_of"]
-
-_STARTED = Unique(until="started")
+__all__ = [
+    "Holder",
+    "find_holder",
+    "free_key",
+    "give_key",
+    "holder_of",
+    "is_key_left",
+    "keep_key",
+    "key_of",
+    "make_mark",
+    "record_key",
+    "state_of",
+]
 
 
 class Holder(Enum):
@@ -50,7 +62,8 @@ def make_mark(draft: Draft) -> str:
     """Return the mark of a draft's unique key in its item's name; empty without a key."""
     if draft.unique_key is None:
         return ""
-    return key_mark(draft.unique_key, started=draft.unique is not None and draft.unique.until == "started")
+    unique = draft.unique or Unique()
+    return key_mark(draft.unique_key, started=unique.until == "started", app=unique.scope == "app")
 
 
 def keep_key(files: QueueDir, message_id: str, key: str, mark: str) -> None:
@@ -59,8 +72,17 @@ def keep_key(files: QueueDir, message_id: str, key: str, mark: str) -> None:
     Raises:
         OSError: It cannot be stored.
     """
-    replace_link(files, quote(key, safe="", errors="surrogateescape"), key_record_name(message_id))
+    record_key(files, message_id, key)
     give_key(files, message_id, mark)
+
+
+def record_key(files: QueueDir, message_id: str, key: str) -> None:
+    """Record the key of a message.
+
+    Raises:
+        OSError: It cannot be stored.
+    """
+    replace_link(files, quote(key, safe="", errors="surrogateescape"), key_record_name(message_id))
 
 
 def give_key(files: QueueDir, message_id: str, mark: str) -> None:
@@ -75,6 +97,20 @@ def give_key(files: QueueDir, message_id: str, mark: str) -> None:
 def holder_of(files: QueueDir, mark: str) -> str | None:
     """Return the id in the symlink of a key. The message may not have the key any more."""
     return _read(files, key_link_name(mark))
+
+
+async def find_holder(files: QueueDir, key: str) -> str | None:
+    """Return the id of the message that has a key, or that is published with it now. None: the key is free.
+
+    Raises:
+        OSError: A directory cannot be read.
+    """
+    mark = key_mark(key, started=False)
+    holder = holder_of(files, mark)
+    if holder is None:
+        return None
+    state = state_of(files, holder, mark, await locate(files, [holder]))
+    return None if state is Holder.VOID else holder
 
 
 def state_of(files: QueueDir, holder: str, mark: str, located: Located) -> Holder:
@@ -96,8 +132,8 @@ def state_of(files: QueueDir, holder: str, mark: str, located: Located) -> Holde
     if place.directory == "tmp":
         # Without this record its publisher has not taken the key yet, and will find that another message has it.
         recorded = _read(files, key_record_name(holder))
-        is_taken = recorded is not None and key_mark(_to_key(recorded), started=False) == without_letters(mark)
-        return Holder.UNSURE if is_taken else Holder.VOID
+        own = "" if recorded is None else key_mark(_to_key(recorded), started=False, app=is_app_mark(mark))
+        return Holder.UNSURE if without_letters(own) == without_letters(mark) else Holder.VOID
     has_ended = place.directory in {"fail", "done"}
     return Holder.LIVE if not has_ended and has_key(item_at(place) or "", mark) else Holder.VOID
 
@@ -107,7 +143,8 @@ def key_of(files: QueueDir, item: str) -> tuple[str | None, Unique | None]:
     if (mark := mark_in(item)) is None:
         return None, None
     key = _read(files, key_record_name(given_id(item) or ""))
-    return None if key is None else _to_key(key), _STARTED if key_letters(mark) else None
+    unique = Unique(until="started" if is_started_mark(mark) else "done", scope="app" if is_app_mark(mark) else "queue")
+    return None if key is None else _to_key(key), unique.stored()
 
 
 def free_key(files: QueueDir, item: str) -> None:
@@ -116,7 +153,9 @@ def free_key(files: QueueDir, item: str) -> None:
     message_id = given_id(item)
     if mark is None or message_id is None:
         return
-    if holder_of(files, mark) == message_id:
+    if is_app_mark(mark):
+        free_app_key(files, message_id, mark)
+    elif holder_of(files, mark) == message_id:
         try_unlink(key_link_name(mark), files.names)
     try_unlink(key_record_name(message_id), files.names)
 

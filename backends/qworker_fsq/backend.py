@@ -1,4 +1,4 @@
-"""`fsq:` queues, shared with any other implementation of the standard at the same time (docs/protocols/fsq.md)."""
+"""`fsq:` queues, shared with other implementations of the standard (docs/reference/protocols/fsq.md)."""
 
 from __future__ import annotations
 

@@ -279,6 +279,11 @@ class MemoryBackend(Backend):
             end = max(content.holds.get(message_id, 0.0), 0.0 if entry is None else entry.held_until)
         return end if end > now else None
 
+    async def key_holder(self, queue: str, key: str) -> str | None:
+        """Return the id of the message that has a key of the queue."""
+        with self._store.lock:
+            return self._require(queue).pending_keys.get(key, (queue, None))[1]
+
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready again."""
         selection.require_failed()

@@ -152,9 +152,11 @@ class MemoryQueue:
 
     def remove(self, entry: MemoryEntry) -> None:
         """Delete an entry."""
-        self.lose(entry)
+        if entry.losses is not None:
+            self.lose(entry)
         del self.entries[entry.message.id]
-        self._free_key(entry)
+        if entry.message.unique_key is not None:
+            self._free_key(entry)
 
     @staticmethod
     def lose(entry: MemoryEntry, *, cancelled: bool = False) -> None:
@@ -381,7 +383,9 @@ class MemoryQueue:
             key = entry.message.unique_key
             holder = None if key is None else self._keys(entry.message.unique).get(key)
             if key is not None and holder is not None:
-                refused = refused or held_error(key, holder[1])
+                queue, message_id = holder
+                shown = message_id if queue == self.name else KeyHolder(message_id, queue)
+                refused = refused or held_error(key, shown)
                 continue
             entry.error = None
             entry.is_key_free = False

@@ -15,7 +15,7 @@ from qworker.backend import Backend
 from qworker.backend.deviations import no_cells, refuse_cancel, refuse_unsupported, refuse_watches
 from qworker.cell import Cell, CellOp, CellReply, CellWatch
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import InvalidURL
+from qworker.errors import BackendUnavailable, InvalidURL
 from qworker.kit.parts import WHOLE
 from qworker.kit.wait import wait_for_ready
 from qworker.message import (
@@ -44,6 +44,16 @@ class _ServerInfo(msgspec.Struct):
     durability: str
     deviations: dict[str, str]
     history: bool = False
+    version: str = ""
+
+    def refuse_if_old(self, server: str) -> None:
+        """Refuse a server whose leases could not be extended or settled.
+
+        Raises:
+            BackendUnavailable: It is of 0.1. A worker with `--wait-for-backend` waits for its upgrade.
+        """
+        if self.version.startswith("0.1."):
+            raise BackendUnavailable(f"{server} is qworker {self.version}: upgrade the server to 0.2 first")
 
 
 # What the server cannot say, whatever its backend can do.
@@ -91,11 +101,16 @@ class QworkerServerBackend(Backend):
         return cls(url, clock=clock, remote_leases=remote_leases)
 
     async def open(self) -> None:
-        """Ask the server for its durability and deviations."""
+        """Ask the server for its durability and deviations.
+
+        Raises:
+            BackendUnavailable: The server is of 0.1, whose endpoints have other names.
+        """
         answer = await self._server.get_unchecked("/-/about")
         if answer.status == 404:
             raise InvalidURL(f"{self.describe()} has mq's endpoints only: add ?standard_only=1")
         info = decode(self._server.check(answer), _ServerInfo)
+        info.refuse_if_old(self.describe())
         self._durability = info.durability
         # The deviations of this instance are those of the server's backend, in addition to those of the class.
         vars(self)["deviations"] = {**info.deviations, **type(self).deviations}

@@ -19,7 +19,7 @@ from qworker.message import (
 from qworker.names import check_existing_queue, failure_id
 from qworker_redis.bulk import delete_staged
 from qworker_redis.cells import member_of
-from qworker_redis.codec import decode_key, encode_text, read_enqueued_at
+from qworker_redis.codec import decode_holder, decode_key, encode_text, read_enqueued_at
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
@@ -167,7 +167,7 @@ async def requeue(
     held: dict[bytes, bytes] = {}
     count = await _requeue(pool, queue, selection, stats, held)
     for key, holder in held.items():
-        raise held_error(decode_key(key), holder.decode())
+        raise held_error(decode_key(key), decode_holder(holder))
     return count
 
 

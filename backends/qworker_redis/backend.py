@@ -1,4 +1,4 @@
-"""The backend of `redis:` URLs; docs/redis.md describes the keys."""
+"""The backend of `redis:` URLs; docs/reference/redis.md describes the keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from qworker_redis.admin import (
     requeue,
     set_paused,
 )
-from qworker_redis.browse import browse_in_order, find, held_until, parse_stored
+from qworker_redis.browse import browse_in_order, find, held_until, key_holder, parse_stored
 from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.cell_wait import CellWaiter
 from qworker_redis.cells import RedisCells
@@ -65,6 +65,10 @@ from qworker_redis.wait import WakeListWaiter
 __all__ = ["RedisBackend"]
 
 
+# No step of a cluster has keys of two slots.
+CLUSTER_DEVIATIONS: Mapping[str, str] = {"unique_app": "the keys of a queue are in one hash slot"}
+
+
 class RedisBackend(Backend):
     """Queues in a Redis, a Redis with sentinels, or a Redis cluster.
 
@@ -74,12 +78,16 @@ class RedisBackend(Backend):
         remote_leases: Whether leases outlive this process.
     """
 
-    deviations: ClassVar[Mapping[str, str]] = {"unique_app": "the keys of a queue are in one hash slot"}
+    deviations: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._store = store = RedisStore(options, NATIVE, clock)
         self._pool = store.pool
         self.max_body = options.max_body
+        is_cluster = options.mode == "cluster"
+        self._scheme = "redis+cluster" if is_cluster else "redis"
+        if is_cluster:
+            vars(self)["deviations"] = CLUSTER_DEVIATIONS
         self._register = QueueRegister(store.pool)
         self._publisher = RedisPublisher(store, self._register)
         self._waiter = WakeListWaiter(store)
@@ -93,13 +101,18 @@ class RedisBackend(Backend):
         self._cells = RedisCells(store, self._register)
         self._cell_waiter = CellWaiter(store, self._cells)
 
+    @staticmethod
+    def deviations_at(url: BackendURL) -> Mapping[str, str]:
+        """Return the deviations of a URL."""
+        return CLUSTER_DEVIATIONS if url.scheme == "redis+cluster" else {}
+
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """Create an instance for `redis:`, `rediss:` (TLS), `unix:`, `redis+sentinel:` or `redis+cluster:`.
 
         `redis://[user:password@]host[:port][/db]` has the options `timeout`, `retry_timeout`, `min_replicas`,
         `keep_done`, `keep_failed` and `max_body`, and for TLS `tls_ca`, `tls_cert`, `tls_key` and `tls_verify`; see
-        docs/redis.md.
+        docs/reference/redis.md.
         All times are the server's. The clock only shows whether the server's clock was set.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
@@ -133,7 +146,7 @@ class RedisBackend(Backend):
         if not drafts:
             return []
         check_bodies(drafts, self.max_body)
-        identified = give_ids(drafts, "redis", self.deviations)
+        identified = give_ids(drafts, self._scheme, self.deviations)
         ids = await self._publisher.publish(queue, list(map(encode_draft, new_ids(len(drafts)), identified)))
         if identified is not drafts:
             refuse_pending(identified, ids)
@@ -259,6 +272,10 @@ class RedisBackend(Backend):
     async def held_until(self, queue: str, message_id: str) -> float | None:
         """Return the end of the hold of an id."""
         return await held_until(self._pool, check_queue(queue), message_id)
+
+    async def key_holder(self, queue: str, key: str) -> str | None:
+        """Return the id of the message that has a key of the queue."""
+        return await key_holder(self._pool, check_queue(queue), key)
 
     async def time(self, queue: str) -> float:
         """Return the time of the server that has a queue."""

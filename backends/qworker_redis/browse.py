@@ -26,6 +26,7 @@ __all__ = [
     "find",
     "format_number",
     "held_until",
+    "key_holder",
     "make_stored",
     "parse_stored",
 ]
@@ -131,6 +132,13 @@ async def held_until(pool: ConnectionPool, queue: str, message_id: str) -> float
     end = float(cast("bytes", score)) / 1e6
     seconds, microseconds = cast("list[bytes]", await pool.command(slot, "TIME"))
     return end if end > int(seconds) + int(microseconds) / 1e6 else None
+
+
+async def key_holder(pool: ConnectionPool, queue: str, key: str) -> str | None:
+    """Return the id of the message that has a key of a queue. None: the key is free."""
+    field = key.encode(errors="surrogateescape")
+    found = await pool.command(queue_slot(queue), "HGET", queue_key(queue, "keys"), field)
+    return None if found is None else cast("bytes", found).decode(errors="surrogateescape")
 
 
 def format_number(number: float) -> str:

@@ -8,11 +8,21 @@ import msgspec
 
 from qworker.backend.deviations import check_draft
 from qworker.errors import BackendError
-from qworker.message import Draft, Message
+from qworker.message import Draft, KeyHolder, Message
 from qworker.names import check_key
 from qworker.unique import Unique, float_of
 
-__all__ = ["GIVEN_ID", "PlainDraft", "decode", "decode_key", "encode", "encode_text", "mark_given", "read_enqueued_at"]
+__all__ = [
+    "GIVEN_ID",
+    "PlainDraft",
+    "decode",
+    "decode_holder",
+    "decode_key",
+    "encode",
+    "encode_text",
+    "mark_given",
+    "read_enqueued_at",
+]
 
 # Tries, order in microseconds, priority, flags. The scripts put the first two in front of the value from `encode`.
 _HEAD = struct.Struct(">HQBB")
@@ -26,6 +36,7 @@ _UNIQUE = 32
 _OPTIONS = struct.Struct(">BQQ")
 _AGAIN = {"keep": 0, "error": 0, "replace": 1, "debounce": 2}
 _STARTED = 4
+_IN_ALL_QUEUES = 8
 _KEY, _MORE = 1, 2
 # In place of the properties of a message that has nothing unusual but an id that was given.
 GIVEN_ID = b"i"
@@ -45,11 +56,10 @@ class _Extra(msgspec.Struct, array_like=True):
     # Other programs may have written them, so they need not be UTF-8.
     arguments: tuple[bytes, ...] = ()
     fields: dict[str, str] | None = None
-    # `s` if the unique key is free from the first lease on.
-    until: str = ""
+    # The options of the unique key: `a` if it counts in all queues, `s` if it is free from the first lease on.
+    key_options: str = ""
 
 
-_STARTS = Unique(until="started")
 _encoder = msgspec.msgpack.Encoder()
 _extra_decoder = msgspec.msgpack.Decoder(_Extra)
 
@@ -103,6 +113,7 @@ def _special(draft: Draft) -> bytes:
 def _options(unique: Unique) -> bytes:
     """Return the options of a unique key; empty if they are the usual ones."""
     again = _AGAIN[unique.again] + (_STARTED if unique.until == "started" else 0)
+    again += _IN_ALL_QUEUES if unique.scope == "app" else 0
     if not again:
         return b""
     most = 0 if unique.at_most is None else int(float_of(unique.at_most) * 1e6)
@@ -115,14 +126,22 @@ def _rest(draft: Draft) -> bytes:
         flags |= _KEY
         key = draft.unique_key.encode(errors="surrogateescape")
         parts = bytes((len(key),)) + key
-    until = "s" if draft.unique is not None and draft.unique.until == "started" else ""
-    if draft.enqueued_at is not None or draft.argv or draft.fields is not None or until:
+    options = "" if draft.unique is None else _key_options(draft.unique)
+    if draft.enqueued_at is not None or draft.argv or draft.fields is not None or options:
         flags |= _MORE
         fields = None if draft.fields is None else dict(draft.fields)
         arguments = tuple(argument.encode(errors="surrogateescape") for argument in draft.argv)
-        extra = _encoder.encode(_Extra(draft.enqueued_at, arguments, fields, until))
+        extra = _encoder.encode(_Extra(draft.enqueued_at, arguments, fields, options))
         parts += _EXTRA_LENGTH.pack(len(extra)) + extra
     return bytes((draft.priority, flags)) + parts + draft.body
+
+
+def _key_options(unique: Unique) -> str:
+    return ("a" if unique.scope == "app" else "") + ("s" if unique.until == "started" else "")
+
+
+def _unique_of(options: str) -> Unique | None:
+    return Unique(until="started" if "s" in options else "done", scope="app" if "a" in options else "queue").stored()
 
 
 def decode(queue: str, message_id: str, value: bytes) -> Message:
@@ -148,7 +167,7 @@ def decode(queue: str, message_id: str, value: bytes) -> Message:
         enqueued_at=order / 1e6 if extra.enqueued_at is None else extra.enqueued_at,
         priority=priority,
         unique_key=key,
-        unique=_STARTS if extra.until else None,
+        unique=_unique_of(extra.key_options) if extra.key_options else None,
         argv=tuple(argument.decode(errors="surrogateescape") for argument in extra.arguments),
         fields=extra.fields,
         deaths=flags >> _DEATHS_SHIFT,
@@ -172,6 +191,12 @@ def _parts(value: bytes, flags: int) -> tuple[str | None, _Extra, bytes]:
 def decode_key(key: bytes) -> str:
     """Decode a unique key."""
     return key.decode(errors="surrogateescape")
+
+
+def decode_holder(name: bytes) -> str:
+    """Return the id of the message that has a unique key, with its queue if that is another one."""
+    queue, slash, message_id = name.decode().partition("/")
+    return KeyHolder(message_id, queue) if slash else queue
 
 
 def encode_text(text: str) -> bytes:

@@ -165,7 +165,7 @@ async def _scripts(connection: Connection, scripts: ScriptSet) -> Check:
     replies = await connection.send_all([pack(("SCRIPT", "LOAD", source)) for source in sources])
     for reply in replies:
         if isinstance(reply, BackendError):
-            fix = "allow this user the commands in docs/redis.md"
+            fix = "allow this user the commands in docs/reference/redis.md"
             return Check("redis scripts", CheckStatus.BROKEN, str(reply), fix)
     return Check("redis scripts", CheckStatus.OK, f"{len(replies)} understood")
 

@@ -11,7 +11,7 @@ from qworker.errors import BackendUnavailable, PublishUncertain
 from qworker.message import Draft
 from qworker.names import to_message_id
 from qworker_redis.batch_sender import BatchSender, RetryToken
-from qworker_redis.codec import GIVEN_ID, PlainDraft, encode, mark_given
+from qworker_redis.codec import GIVEN_ID, PlainDraft, decode_holder, encode, mark_given
 from qworker_redis.connection import Argument, Connection
 from qworker_redis.error_replies import ConnectionLost, Reply
 from qworker_redis.register import QueueRegister
@@ -140,7 +140,7 @@ class RedisPublisher:
         ids = [item[0] for item in batch]
         if instead:
             others: dict[str, str] = {
-                kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)
+                kept[n - 1][0]: decode_holder(name) for n, name in zip(instead[::2], instead[1::2], strict=True)
             }
             ids = [others.get(name, name) for name in ids]
         return ids

@@ -1,13 +1,14 @@
 """Optional methods of backends, found by their names.
 
-`doctor` adds checks to `qworker doctor`. `describe_file_system` names the file system of a directory in the first line
-of `qworker run`. `open_scan` is the protocol's own source of messages for `qworker scan`. `follower` reads a store that
-is a log, for Spark's streams. `count_too_large` counts the messages that a store delays because of their size. `glance`
-is what `explain` needs of a queue, for a store in which `stats` takes as long as the queue is deep. `held_until` reads
-a hold. `queues_with_cells` finds out of many queues those that may have cells. `time` is the time of the store. `heads`
-lists finished messages without their bodies, for the archive. `count` and `count_version` are for samplers, in a store
-in which `stats` takes as long as the queue is deep, and `samples` is where past samples are stored. Import modules that
-only such a method needs inside it.
+`deviations_at` are the deviations of a URL, if they depend on it. `doctor` adds checks to `qworker doctor`.
+`describe_file_system` names the file system of a directory in the first line of `qworker run`. `open_scan` is the
+protocol's own source of messages for `qworker scan`. `follower` reads a store that is a log, for Spark's streams.
+`count_too_large` counts the messages that a store delays because of their size. `glance` is what `explain` needs of a
+queue, for a store in which `stats` takes as long as the queue is deep. `held_until` reads a hold. `queues_with_cells`
+finds out of many queues those that may have cells. `time` is the time of the store. `heads` lists finished messages
+without their bodies, for the archive. `count` and `count_version` are for samplers, in a store in which `stats` takes
+as long as the queue is deep, and `samples` is where past samples are stored. Import modules that only such a method
+needs inside it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from qworker.backend.scan_source import ScanOptions, ScanSource
 from qworker.clock import Clock
 from qworker.kit.doctor_check import Check
 from qworker.kit.samples import SampleStore
-from qworker.message import FinishedMessage, QueueStats, State, StoredMessage
+from qworker.message import FinishedMessage, Message, QueueStats, State, StoredMessage
 from qworker.url import BackendURL
 
 __all__ = [
@@ -31,12 +32,14 @@ __all__ = [
     "Follower",
     "OffersCellSearch",
     "OffersCount",
+    "OffersDeviations",
     "OffersDoctor",
     "OffersFileSystem",
     "OffersFollower",
     "OffersGlance",
     "OffersHeads",
     "OffersHolds",
+    "OffersKeyHolders",
     "OffersSamples",
     "OffersScan",
     "OffersTime",
@@ -44,10 +47,12 @@ __all__ = [
     "QueueCount",
     "QueueGlance",
     "count_too_large_in",
+    "deviations_at",
     "doctor_of",
     "file_system_of",
     "follower_of",
     "glance_at",
+    "has_unique_key",
     "heads_of",
     "held_until",
     "offers_heads",
@@ -165,6 +170,15 @@ class OffersDoctor(Protocol):
 
 
 @runtime_checkable
+class OffersDeviations(Protocol):
+    """A backend class whose deviations depend on the URL."""
+
+    def deviations_at(self, url: BackendURL) -> Mapping[str, str]:
+        """Return the deviations of a URL, by rule."""
+        ...
+
+
+@runtime_checkable
 class OffersFileSystem(Protocol):
     """A backend that keeps its queues in a directory, and works in another way if other hosts use it too."""
 
@@ -224,6 +238,19 @@ class OffersHolds(Protocol):
 
     async def held_until(self, queue: str, message_id: str) -> float | None:
         """Return the Unix seconds until which a hold keeps an id taken. None: there is no hold, or it has ended.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+
+@runtime_checkable
+class OffersKeyHolders(Protocol):
+    """A backend that can say which message has a unique key."""
+
+    async def key_holder(self, queue: str, key: str) -> str | None:
+        """Return the id of the message that has a key of the queue. None: the key is free.
 
         Raises:
             QueueNotFound: The queue does not exist.
@@ -317,6 +344,18 @@ class OffersHeads(Protocol):
         ...
 
 
+def deviations_at(url: BackendURL) -> Mapping[str, str]:
+    """Return the deviations of the backend of a URL, by rule.
+
+    Raises:
+        InvalidURL: No installed backend serves the scheme.
+        MissingExtra: Its driver is not installed.
+    """
+    found = backend_class(url.scheme)
+    offered: object = found
+    return offered.deviations_at(url) if isinstance(offered, OffersDeviations) else found.deviations
+
+
 def doctor_of(scheme: str) -> OffersDoctor | None:
     """Return the backend class of a scheme if it has its own checks.
 
@@ -353,6 +392,19 @@ async def held_until(backend: object, queue: str, message_id: str) -> float | No
         QueueNotFound: The queue does not exist.
     """
     return await backend.held_until(queue, message_id) if isinstance(backend, OffersHolds) else None
+
+
+async def has_unique_key(backend: object, message: Message) -> bool:
+    """Return whether a message has its unique key still: one that runs can have lost it to a newer one.
+
+    Raises:
+        QueueNotFound: The queue does not exist.
+    """
+    if message.unique_key is None:
+        return False
+    if not isinstance(backend, OffersKeyHolders) or (message.unique is not None and message.unique.scope == "app"):
+        return True
+    return await backend.key_holder(message.queue, message.unique_key) == message.id
 
 
 async def queues_with_cells(backend: object, queues: Sequence[str], group: str) -> list[str]:

@@ -9,9 +9,9 @@ import msgspec
 
 from qworker.backend.deviations import refuse_unsupported
 from qworker.errors import AlreadyEnqueued, UsageError
-from qworker.message import Draft
+from qworker.message import Draft, KeyHolder
 from qworker.names import check_key, created_id, to_message_id
-from qworker.unique import debounced_due
+from qworker.unique import check_due, debounced_due
 
 __all__ = ["due_of", "give_ids", "held_error", "refuse_pending"]
 
@@ -46,8 +46,7 @@ def _with_id(draft: Draft) -> Draft:
     if draft.unique is not None:
         if draft.unique_key is None:
             raise UsageError("unique= needs unique_key=: give the message a key")
-        if draft.unique.again == "debounce" and (draft.delay > 0 or draft.due_at is not None):
-            raise UsageError("a debounced call is due after wait: leave delay= and due_at= out")
+        check_due(draft.unique, draft.delay, draft.due_at)
     if draft.unique_key is None:
         return draft
     check_key(draft.unique_key)
@@ -90,5 +89,6 @@ def refuse_pending(drafts: Iterable[Draft], ids: Iterable[str]) -> None:
 
 
 def held_error(key: str, holder: str) -> AlreadyEnqueued:
-    """Return the refusal of a requeue."""
-    return AlreadyEnqueued(f"unique key {key!r} is held by {holder}: remove that message first", holder)
+    """Return the refusal of a requeue. A `KeyHolder` is in another queue."""
+    where = f" in {holder.queue}" if isinstance(holder, KeyHolder) else ""
+    return AlreadyEnqueued(f"unique key {key!r} is held by {holder}{where}: remove that message first", holder)

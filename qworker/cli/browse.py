@@ -7,10 +7,12 @@ import time
 import click
 import msgspec
 
-from qworker.backend.listing import list_messages
+from qworker.cli.filters import filter_options, states_of
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run, state_option
 from qworker.cli.output import echo, format_seconds, format_time, preview_body, print_json, print_table, to_json_data
 from qworker.errors import UsageError
+from qworker.failures.bulk import list_matching
+from qworker.failures.message_filter import MessageFilter
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
 from qworker.names import check_existing_queue
@@ -22,6 +24,7 @@ __all__ = ["command"]
 @click.argument("url")
 @click.argument("queue", type=check_existing_queue)
 @state_option("List only messages in this state.")
+@filter_options
 @click.option(
     "-n",
     "--limit",
@@ -38,34 +41,46 @@ __all__ = ["command"]
 )
 @click.option("--newest", is_flag=True, help="List each state in reverse order, the last message first.")
 @json_option
-def command(url: str, queue: str, state: str | None, limit: int, after: str | None, newest: bool, json: bool) -> None:
+def command(
+    url: str,
+    queue: str,
+    state: str | None,
+    matching: MessageFilter,
+    limit: int,
+    after: str | None,
+    newest: bool,
+    json: bool,
+) -> None:
     r"""List the messages of a queue without changing them.
 
     Each state is listed in its order: ready messages as they will be leased, delayed ones as they become due, leased
-    ones as their leases expire, done and failed ones as they have finished.
+    ones as their leases expire, done and failed ones as they have finished. With filters, only messages that match all
+    of them are listed.
 
     \b
     Examples:
       qworker browse file://./spool thumbs
       qworker browse file://./spool thumbs --state failed --newest --limit 5
+      qworker browse file://./spool thumbs --task thumbnail --error TimeoutError --since 2h
       qworker browse file://./spool thumbs --state failed --json
     """
-    states = list(State) if state is None else [State.of_word(state)]
     if after is not None and state is None:
         raise UsageError("--after needs --state: a position belongs to the order of one state")
-    queries = [Query(each, after=after, limit=limit, newest=newest) for each in states]
-    found = run(_browse(url, queue, queries))
+    queries = [Query(each, after=after, limit=limit, newest=newest) for each in states_of(state, matching)]
+    found = run(_browse(url, queue, queries, matching))
     if json:
         print_json([to_json_data(stored) for stored in found])
     elif found:
         _show(found)
-    else:
+    elif matching.is_empty:
         echo(f"nothing {state or 'stored'} in {queue}")
+    else:
+        echo(f"no message matches in {queue}")
 
 
-async def _browse(url: str, queue: str, queries: list[Query]) -> list[StoredMessage]:
+async def _browse(url: str, queue: str, queries: list[Query], matching: MessageFilter) -> list[StoredMessage]:
     async with backend_from_url(url) as backend:
-        return [stored for query in queries for stored in await list_messages(backend, queue, query)]
+        return [stored for query in queries for stored in await list_matching(backend, queue, query, matching)]
 
 
 def _show(found: list[StoredMessage]) -> None:

@@ -38,7 +38,7 @@ PREFIX = "QWORKER_"
 # The names in a file of all options of qworker's own commands. This is a list, because it takes longer to import all
 # commands than to run most of them. A test compares it with the commands.
 _WRITTEN_DOWN = """
-    add_host after all all_hosts app archive arg args batch body burst cancel catch_up compact concurrency conf
+    add_host after all all_hosts app archive arg args batch body burst cancel catch_up code compact concurrency conf
     connections_per_address cron delay delete destination down dry_run due_at empty_ok env error event every
     expires fail_perm_code fail_tmp_code file follow force format from_file front full grace_period group health history
     hold host html id id_map ignore_down ignore_exists ignore_listener include_done include_failed insecure interval

@@ -109,11 +109,12 @@ def command(
         expires=expires,
     )
     if from_file is None:
-        jobs = run(_enqueue(tasks, iter([_call(chosen, bound, *_given(arguments, kwargs))])))
+        args, named = _given(arguments, kwargs)
+        jobs = run(_enqueue(tasks, iter([bound.call(*args, **named)])))
     else:
         if arguments or kwargs or unique_key or id:
             raise UsageError("--from-file cannot be combined with arguments, --kwargs, --unique-key or --id")
-        jobs = run(_enqueue(tasks, _calls(chosen, bound, from_file)))
+        jobs = run(_enqueue(tasks, _calls(bound, from_file)))
     with reporting("what was enqueued is stored"):
         _report(jobs, chosen, from_file is not None, json)
 
@@ -154,17 +155,13 @@ def _object(text: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _call(task: _AnyTask, bound: ConfiguredTask[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Call:
-    task.signature.convert(args, kwargs)
-    return bound.call(*args, **kwargs)
-
-
-def _calls(task: _AnyTask, bound: ConfiguredTask[..., Any], lines: BinaryIO) -> Iterator[Call]:
+def _calls(bound: ConfiguredTask[..., Any], lines: BinaryIO) -> Iterator[Call]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            yield _call(task, bound, *_line(line))
+            args, kwargs = _line(line)
+            yield bound.call(*args, **kwargs)
         except (msgspec.DecodeError, InvalidArguments) as error:
             raise InvalidArguments(
                 f"line {number} of {lines.name}: {error}; the lines before it may be stored"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import UTC, datetime
 
 import click
 
-from qworker.cli.options import URLCommand, backend_from_url, duration_type, json_option, run
+from qworker.cli.options import URLCommand, backend_from_url, json_option, moment_type, run
 from qworker.cli.output import echo, format_seconds, print_json
 from qworker.history.event import KINDS, Event
 from qworker.history.query import EventFilter, read_newest
@@ -26,7 +25,12 @@ _LOOK = 0.5
 @click.argument("queue", required=False, type=check_existing_queue)
 @click.option("--id", "id", metavar="ID", type=to_message_id, help="Show only events of the message with this id.")
 @click.option("--event", multiple=True, type=click.Choice(KINDS), help="Show only events of this kind; repeatable.")
-@click.option("--since", type=duration_type(), help="Show only events that are no older than this, such as 2h.")
+@click.option(
+    "--since",
+    type=moment_type,
+    metavar="TIME",
+    help="Show only events since then: an age such as 2h, or a time such as 2026-11-23T08:00 (UTC).",
+)
 @click.option(
     "-n",
     "--limit",
@@ -69,7 +73,7 @@ def command(
         queue=queue,
         id=id,
         kinds=_kinds(event, all),
-        since=None if since is None else time.time() - since,
+        since=since,
     )
     run(_print(url, wanted, limit, follow, json))
 

@@ -14,7 +14,7 @@ import click
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.cli.configured import PREFIX, blamed, did_you_mean, file_defaults, options_of, warn_of_unknown
-from qworker.duration import LONGEST, parse_duration
+from qworker.duration import LONGEST, parse_duration, parse_moment
 from qworker.errors import InvalidURL, MissingExtra, UsageError
 from qworker.extras import not_installed
 from qworker.kit.directory.missing import require_directory
@@ -37,6 +37,7 @@ __all__ = [
     "json_option",
     "keep_paragraphs",
     "load_command",
+    "moment_type",
     "positive_number",
     "run",
     "size_type",
@@ -331,6 +332,14 @@ def duration_type(*, least: float = 0.0, most: float = LONGEST) -> Callable[[str
             raise click.BadParameter(str(error)) from None
 
     return duration
+
+
+def moment_type(text: str) -> float:
+    """Return the Unix seconds of an option that is an age or a time. See `parse_moment`."""
+    try:
+        return parse_moment(text)
+    except UsageError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def size_type(*, least: int = 0) -> Callable[[str], int]:

@@ -28,7 +28,8 @@ def command(url: str, queue: str, state: str | None, yes: bool, json: bool) -> N
     r"""Delete messages of a queue permanently.
 
     Without --state, ready, delayed and failed messages are deleted, and leased and done ones stay. Asks for
-    confirmation on a terminal, and needs --yes elsewhere.
+    confirmation on a terminal, and needs --yes elsewhere. `qworker remove` deletes single messages, or some of the
+    failed ones.
 
     \b
     Examples:

@@ -45,7 +45,8 @@ def _worker_count(value: str) -> tuple[int, int]:
     metavar="QUEUE[:WEIGHT][=N]",
     multiple=True,
     help="Lease from this queue only; repeatable. Queues get shares of each lease by their WEIGHT (1). N is the "
-    "maximum number of messages of this queue at once, in each process.",
+    "maximum number of messages of this queue at once, in each process. Write a queue whose name ends in :5 as "
+    "NAME:5:1.",
 )
 @click.option("--strict", is_flag=True, help="Lease from a queue only if those in front of it in -Q are empty.")
 @click.option(

@@ -8,7 +8,9 @@ import msgspec
 from qworker.backend.each_queue import count_queues
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
 from qworker.cli.output import echo, format_seconds, print_json, print_problems, print_table
+from qworker.errors import BackendError
 from qworker.jobs.kept import MOST_COUNTED, count_kept
+from qworker.logs import one_line
 from qworker.message import QueueStats
 from qworker.names import check_existing_queue, counted
 
@@ -34,14 +36,14 @@ def command(url: str, queue: str | None, json: bool) -> None:
     waited. If a queue cannot be used, the reason is on standard error.
 
     For one queue, also kept: schedules, the results and the progress of jobs, and cancels that are not finished. At
-    most 1,000 of each are counted.
+    most 1,000 of each are counted. If these cannot be read, the reason is on standard error.
 
     \b
     Examples:
       qworker stats file://./spool
       qworker stats file://./spool thumbs --json
     """
-    found, kept = run(_stats(url, queue))
+    found, kept, problem = run(_stats(url, queue))
     if json:
         more = {"kept": kept} if kept else {}
         print_json(msgspec.to_builtins(found[0]) | more if queue is not None else found)
@@ -51,13 +53,20 @@ def command(url: str, queue: str | None, json: bool) -> None:
             echo("also kept: " + ", ".join(_kept(word, count) for word, count in kept.items()))
     else:
         echo("no queues yet: `qworker run`, `enqueue` or `create` creates them")
+    if problem is not None:
+        echo(f"queue {queue}: what it also keeps cannot be read: {problem}", err=True)
 
 
-async def _stats(url: str, queue: str | None) -> tuple[list[QueueStats], dict[str, int]]:
+async def _stats(url: str, queue: str | None) -> tuple[list[QueueStats], dict[str, int], str | None]:
+    """Return the counts of queues, what one queue also keeps, and why that cannot be read."""
     async with backend_from_url(url) as backend:
-        if queue is not None:
-            return [await backend.stats(queue)], await count_kept(backend, queue)
-        return await count_queues(backend, await backend.queues()), {}
+        if queue is None:
+            return await count_queues(backend, await backend.queues()), {}, None
+        found = [await backend.stats(queue)]
+        try:
+            return found, await count_kept(backend, queue), None
+        except BackendError as error:
+            return found, {}, one_line(str(error))
 
 
 def _kept(word: str, count: int) -> str:

@@ -91,9 +91,12 @@ _OPTIONS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("dont_autoretry_for", "throws"), ("fail_on", "a tuple of exception classes")),
     **dict.fromkeys(("actor_name", "task_name"), ("name", "")),
     **dict.fromkeys(
-        ("store_results", "store_result", "result_ttl", "keep_result", "result_expires"),
+        ("store_results", "store_result", "result_ttl", "keep_result", "keep_result_forever", "result_expires"),
         ("result", "the seconds for which it is kept"),
     ),
+    **dict.fromkeys(("max_age", "ttl", "_expires"), ("expires", "in seconds")),
+    **dict.fromkeys(("link_error", "on_error", "on_retry_exhausted"), ("on_failure", "another task")),
+    "at_front": ("priority", "0 to 9, and 9 is first"),
 }
 # Names that have no option here.
 _NO_OPTIONS: dict[str, str] = {
@@ -105,6 +108,11 @@ _NO_OPTIONS: dict[str, str] = {
         "leave it out: a message is always acked after its handler has returned",
     ),
     "ignore_result": "leave it out: a result is kept only if result= is given",
+    **dict.fromkeys(
+        ("link", "on_success", "depends_on"),
+        "enqueue the next task in the handler, or wait there for the job of another",
+    ),
+    "rate_limit": "raise Retry('rate limited', delay=1, counts=False) in the handler if your limiter refuses",
 }
 _CALLS = ("s", "si", "subtask", "message")
 _ENQUEUES = (

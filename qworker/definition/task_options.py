@@ -175,7 +175,7 @@ def call_options(
             raise UsageError("delay and due_at cannot be given together: leave one out")
         fields["delay"] = check_seconds("delay", delay, most=MOST_DELAY)
     if due_at is not None:
-        fields["due_at"] = _check_time("due_at", due_at)
+        fields["due_at"] = check_time("due_at", due_at)
     if priority is not None:
         fields["priority"] = check_whole("priority", priority, 0, 9)
     if unique_key is not None:
@@ -232,7 +232,7 @@ def _id_options(given_id: str | None, hold: Seconds | None) -> dict[str, Any]:
     return fields
 
 
-def _check_time(name: str, value: Any) -> float:
+def check_time(name: str, value: Any) -> float:
     """Return Unix seconds as a float. The year must have four digits."""
     if isinstance(value, datetime):
         if value.utcoffset() is None:

@@ -12,7 +12,7 @@ from qworker.errors import InvalidArguments, UsageError
 from qworker.names import MOST_KEY
 from qworker.unique import Unique
 
-__all__ = ["check_by", "key_by"]
+__all__ = ["check_by", "key_by", "without_function"]
 
 
 def check_by(task: str, parameters: Sequence[str], unique: Unique | None) -> None:
@@ -25,6 +25,14 @@ def check_by(task: str, parameters: Sequence[str], unique: Unique | None) -> Non
         if name not in parameters:
             takes = f"({', '.join(parameters)})"
             raise UsageError(f"task {task!r}: unique by {name!r} names no parameter: it takes {takes}")
+
+
+def without_function(names: Sequence[str]) -> UsageError:
+    """Return the refusal of a key by parameters of a task whose function this process does not have."""
+    return UsageError(
+        f"unique by {', '.join(map(repr, names))} needs the function of the task, which this process does not have:"
+        " write key= instead"
+    )
 
 
 def key_by(task: str, names: Sequence[str], values: Sequence[Any]) -> str:

@@ -6,6 +6,7 @@ that copy its context. Such a task can outlive its block: then its calls go to t
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -29,7 +30,7 @@ class _Buffer:
         outer: The block around it.
     """
 
-    __slots__ = ("_app", "_calls", "_lock", "outer")
+    __slots__ = ("_app", "_calls", "_lock", "_pid", "outer")
 
     def __init__(self, app: JobApp | None, outer: _Buffer | None) -> None:
         self._app = app
@@ -37,9 +38,13 @@ class _Buffer:
         # None: the block has ended.
         self._calls: list[WaitingCall] | None = []
         self._lock = threading.Lock()
+        # A forked child has a copy of the list. The parent sends the calls in it, and nothing would send the child's.
+        self._pid = os.getpid()
 
     def take(self, waiting: WaitingCall) -> bool:
-        """Take a call. Return False if the block has ended, or is for another app."""
+        """Take a call. Return False if the block has ended, or is for another app or of another process."""
+        if os.getpid() != self._pid:
+            return False
         # Without the lock, a call of another thread could come to the list after `end` has taken it, and be lost.
         with self._lock:
             if self._calls is None or self._app not in {None, waiting.app}:
@@ -49,6 +54,8 @@ class _Buffer:
 
     def end(self) -> list[WaitingCall]:
         """End the block, and return its calls."""
+        if os.getpid() != self._pid:
+            return []
         with self._lock:
             calls, self._calls = self._calls or [], None
             return calls

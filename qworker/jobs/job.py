@@ -34,7 +34,9 @@ class Job(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
             With `using(unique_key=...)` it is the id of the call that already waits or runs, if there is one.
         queue: The message's queue.
         existed: Whether nothing new was stored, because a message with the id or the unique key was there. None: it is
-            not known, or the call is sent later (`Tasks.buffered`, `enqueue_on_commit`).
+            not known, or the call is sent later (`Tasks.buffered`, `enqueue_on_commit`). It is not known of a call with
+            `using(id=...)`: a store says only that a message with this id is stored. Of a call with a unique key too,
+            it is True if another message has the key.
     """
 
     id: str

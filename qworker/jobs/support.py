@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from qworker.backend.registry import backend_class
+from qworker.backend.offers import deviations_at
 from qworker.definition.task_options import NeedyOption
 from qworker.errors import InvalidURL, MissingExtra, NotSupported
 from qworker.url import BackendURL
@@ -40,11 +40,11 @@ def refuse(url: str, task: str, option: NeedyOption) -> None:
 @lru_cache(maxsize=8)
 def _problem(url: str, option: NeedyOption) -> str | None:
     try:
-        scheme = BackendURL.parse(url).scheme
-        deviations = backend_class(scheme).deviations
+        parsed = BackendURL.parse(url)
+        deviations = deviations_at(parsed)
     except (InvalidURL, MissingExtra):
         # To open the backend raises it.
         return None
     deviation, what, _ = _NEEDS[option]
     reason = deviations.get(deviation)
-    return None if reason is None else f"{scheme}: does not support {what} ({reason})"
+    return None if reason is None else f"{parsed.scheme}: does not support {what} ({reason})"

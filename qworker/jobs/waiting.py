@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from qworker.backend import Backend
 from qworker.cell import Cell, CellWatch
 from qworker.errors import JobGone, NotSupported
-from qworker.failure_text import CANCELLED, code_of, summary
+from qworker.failure_text import CANCELLED, code_of, summary, without_code
 from qworker.jobs.handler_wait import handler_waits
 from qworker.jobs.look import find_message
 from qworker.jobs.records import (
@@ -95,8 +95,8 @@ def failed_result(stored: StoredMessage) -> StoredResult:
     return StoredResult(
         "failed",
         error_type=kind if kind.isidentifier() else "",
-        text=error,
-        code="error",
+        text=without_code(error),
+        code=code_of(error) or "error",
         finished_at=stored.finished_at,
     )
 

@@ -34,7 +34,7 @@ from qworker.server.error_responses import to_error_response
 from qworker.server.idempotency import Idempotency
 from qworker.server.memory import DEFAULT_BODY_LIMIT, DEFAULT_MEMORY, IncomingBody, MemoryBudget, respond_in_parts
 from qworker.server.reaper import ServerReaper
-from qworker.server.schemas import LeaseGrant
+from qworker.server.schemas import LeaseGrant, get_visibility
 
 __all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "create_app"]
 
@@ -164,7 +164,7 @@ class MqApp:
     async def _get(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
         given = get_query(scope)
         wait = get_number(given, "wait", 0.0, least=0.0, most=LONGEST_WAIT)
-        visibility = get_number(given, "visibility_timeout", self.visibility, least=0.1, most=LONGEST_VISIBILITY)
+        visibility = get_visibility(given, self.visibility, least=0.1, most=LONGEST_VISIBILITY)
         if wait:
             polled = await self.leases.take_unless_disconnected(receive, queue, 1, visibility, wait)
             grant = polled[0] if polled else None

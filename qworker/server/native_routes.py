@@ -42,6 +42,7 @@ from qworker.server.schemas import (
     check_delay,
     check_draft,
     check_selection,
+    get_visibility,
     validate_lease,
 )
 
@@ -330,8 +331,7 @@ class NativeRoutes:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _visibility(self, request: Request) -> float:
-        given = dict(request.query_params)
-        return get_number(given, "visibility_timeout", self._lease_time, least=0.001, most=7 * 86400.0)
+        return get_visibility(dict(request.query_params), self._lease_time, least=0.001, most=7 * 86400.0)
 
     async def _read(self, request: Request, kind: type[T]) -> T:
         limit = self._memory.body_limit * _BATCH

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from qworker.asgi.interface import BodyTooLarge
+from qworker.asgi.interface import BodyTooLarge, get_number
 from qworker.errors import UsageError
 from qworker.history.event import Event
 from qworker.message import Draft, Message, Selection, SettleAction
@@ -27,6 +27,7 @@ __all__ = [
     "check_delay",
     "check_draft",
     "check_selection",
+    "get_visibility",
     "validate_lease",
 ]
 
@@ -152,6 +153,17 @@ def check_selection(selection: Selection) -> None:
     for one in selection.unchanged or ():
         if not 0 <= (one.finished_at or 0.0) <= _LATEST:
             raise UsageError(f"finished_at must be a number from 0 to {_LATEST:g} (got {one.finished_at:g})")
+
+
+def get_visibility(given: dict[str, str], default: float, *, least: float, most: float) -> float:
+    """Return the length of a lease in seconds from the query.
+
+    Raises:
+        UsageError: It is out of range. Or the client is of 0.1, which could neither extend nor settle the lease.
+    """
+    if "visibility" in given:
+        raise UsageError("visibility is now visibility_timeout: upgrade the client to qworker 0.2")
+    return get_number(given, "visibility_timeout", default, least=least, most=most)
 
 
 def check_delay(delay: float) -> None:

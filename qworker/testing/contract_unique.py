@@ -370,5 +370,46 @@ class UniqueContract(Contract):
             (free,) = await case.backend.publish(other, drafts)
             assert free not in {first, own}
             assert await publish(case, b"third", _APP) == free
+            # A queue that is deleted has no messages.
+            await case.backend.delete(other)
+            assert await publish(case, b"fourth", _APP) not in {first, free}
+        finally:
+            await case.backend.delete(other)
+
+    @rule("unique_key")
+    @rule("unique_app")
+    async def test_a_requeue_is_refused_while_a_message_of_another_queue_has_the_key_of_the_app(
+        self, case: Case
+    ) -> None:
+        other = case.queue + "-2"
+        try:
+            first = await publish(case, b"first", _APP)
+            await case.settle(await case.lease_one(), SettleAction.FAIL_PERM, error="no")
+            (second,) = await case.backend.publish(other, [Draft(body=b"second", unique_key="k", unique=_APP)])
+            assert second != first
+            with pytest.raises(AlreadyEnqueued, match=f"unique key 'k' is held by {second}"):
+                await case.backend.requeue(case.queue, Selection(ids=[first]))
+            await case.backend.remove(other, Selection(ids=[second]))
+            assert await case.backend.requeue(case.queue, Selection(ids=[first])) == 1
+            (held,) = await case.backend.publish(other, [Draft(body=b"third", unique_key="k", unique=_APP)])
+            assert held == first
+        finally:
+            await case.backend.delete(other)
+
+    @rule("unique_key")
+    @rule("unique_app")
+    async def test_a_key_of_the_app_can_be_free_from_the_first_lease_on(self, case: Case) -> None:
+        other = case.queue + "-2"
+        started = Unique(scope="app", until="started")
+        draft = Draft(body=b"second", unique_key="k", unique=started)
+        try:
+            first = await publish(case, b"first", started)
+            assert await case.backend.publish(other, [draft]) == [first]
+            lease = await case.lease_one()
+            assert (lease.message.unique_key, lease.message.unique) == ("k", started)
+            (second,) = await case.backend.publish(other, [draft])
+            assert second != first
+            await case.settle(lease, SettleAction.RELEASE)
+            assert await publish(case, b"x", started) == second
         finally:
             await case.backend.delete(other)

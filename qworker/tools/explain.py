@@ -12,7 +12,7 @@ import msgspec
 
 from qworker.app import Tasks
 from qworker.backend import Backend
-from qworker.backend.offers import COUNTED, QueueGlance, glance_at, held_until
+from qworker.backend.offers import COUNTED, QueueGlance, glance_at, has_unique_key, held_until
 from qworker.cell import Cell, CellOp
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.definition.task_options import TaskOptions
@@ -123,7 +123,8 @@ async def explain(
     message_id = forms[0] if stored is None else stored.message.id
     history, unreadable = await _history(backend, queue, message_id)
     held = [*await _hold(backend, queue, message_id, stored), *await _result(backend, queue, message_id)]
-    held += _key(stored)
+    if stored is not None and await has_unique_key(backend, stored.message):
+        held += _key(stored)
     if stored is None:
         reason = _gone(history[-1]) if history else _not_found(queue, await glance_at(backend, queue))
         told = _tick(tick_of_id(message_id))
@@ -203,10 +204,8 @@ async def _hold(backend: Backend, queue: str, message_id: str, stored: StoredMes
     return [Reason("held", f"its id is held until{_time(end)}: another message with it is not stored before{also}")]
 
 
-def _key(stored: StoredMessage | None) -> list[Reason]:
-    """Explain the unique key of a message that waits or is leased."""
-    if stored is None or stored.message.unique_key is None:
-        return []
+def _key(stored: StoredMessage) -> list[Reason]:
+    """Explain the unique key of a message, if it waits or is leased."""
     message, unique = stored.message, stored.message.unique
     if stored.state not in {State.READY, State.DELAYED, State.LEASED}:
         return []
@@ -354,13 +353,15 @@ def _failed(stored: StoredMessage) -> Reason:
     if code_of(stored.error) == CANCELLED:
         who = one_line(without_code(stored.error or "")).removeprefix("cancelled")
         return Reason(
-            "cancelled", f"it was cancelled{_at(stored.finished_at)}{who}; `qworker requeue` runs it after all"
+            "cancelled",
+            f"it was cancelled{_at(stored.finished_at)}{who}; `qworker requeue` with its id runs it after all",
         )
     why = one_line(stored.error or "") or "no reason was kept"
     tries = f" after {_times(stored.message.tries)}" if stored.message.tries else ""
-    return Reason(
-        "failed", f"it failed permanently{_at(stored.finished_at)}{tries}: {why}; `qworker requeue` tries again"
-    )
+    again = "`qworker requeue` tries again"
+    if code_of(stored.error) == "poison":
+        again = "it may kill workers, so `qworker requeue` needs its id or --code poison"
+    return Reason("failed", f"it failed permanently{_at(stored.finished_at)}{tries}: {why}; {again}")
 
 
 def _suspicion(deaths: int) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from qworker.context import CancelReason, Context
 from qworker.definition.callables import not_run_error
 from qworker.envelope import CallOptions, EncodedResult, encode_result
-from qworker.failed_call import FailureCode
+from qworker.failure_text import FailureCode, with_code
 from qworker.jobs.records import AwaitedJob, Progress
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
@@ -134,7 +134,7 @@ class Delivery(msgspec.Struct, eq=False):
         """Decide that the message has failed permanently."""
         self.code = code
         self.unreported = self.handler is not None and self.handler.on_failure is not None
-        self.settle(SettleAction.FAIL_PERM, error=error)
+        self.settle(SettleAction.FAIL_PERM, error=with_code(error, code))
 
     def is_lost(self, now: float) -> bool:
         """Return whether the lease is over at a monotonic time: lost, expired, or to be settled. From any thread."""

@@ -17,8 +17,7 @@ from qworker.decision import Fail, Retry, outcome_of
 from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import InvalidArguments
-from qworker.failed_call import FailureCode
-from qworker.failure_text import NotBegun, ProcessDied, failure_text, summary_of
+from qworker.failure_text import FailureCode, NotBegun, ProcessDied, failure_text, summary_of
 from qworker.jobs.records import Progress
 from qworker.logs import RUNNING
 from qworker.message import SettleAction

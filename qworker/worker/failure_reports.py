@@ -49,8 +49,8 @@ class FailureReports:
             self._log_lost(delivery, error)
             return
         until = self._clock.monotonic() + self._patience
-        while (problem := await self._try(call)) is not None:
-            now = self._clock.monotonic()
+        while isinstance(stored := await self._try(call), BaseException):
+            problem, now = stored, self._clock.monotonic()
             if delivery.gone is not None or now >= delivery.expires:
                 delivery.settlement = None
                 return
@@ -59,7 +59,8 @@ class FailureReports:
                 return
             await asyncio.sleep(self._outage.record_failure(problem))
         self._outage.record_success()
-        self._count(delivery, "stored")
+        # Another report can have the unique key of this one.
+        self._count(delivery, "stored" if stored == call.draft.id else "existed")
 
     def _call(self, delivery: Delivery) -> Call:
         handler, settlement = delivery.handler, delivery.settlement
@@ -80,17 +81,18 @@ class FailureReports:
     def _count(self, delivery: Delivery, outcome: str) -> None:
         self._features.add("failure_reports", outcome, delivery.lease.message.queue, delivery.task)
 
-    async def _try(self, call: Call) -> BaseException | None:
+    async def _try(self, call: Call) -> str | BaseException:
+        """Return the id of the message that is stored, or an error."""
         try:
             try:
-                await self._backend.publish(call.queue, (call.draft,))
+                (stored,) = await self._backend.publish(call.queue, (call.draft,))
             except QueueNotFound:
                 # This worker may not work on the queue of the reports.
                 await self._backend.create(call.queue)
-                await self._backend.publish(call.queue, (call.draft,))
+                (stored,) = await self._backend.publish(call.queue, (call.draft,))
         except (*BACKEND_ERRORS, UsageError, AlreadyEnqueued) as error:
             return error
-        return None
+        return stored
 
     def _log_lost(self, delivery: Delivery, error: BaseException) -> None:
         self._count(delivery, "lost")

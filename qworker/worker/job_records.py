@@ -17,7 +17,7 @@ from qworker import log_events as events
 from qworker.backend import Backend
 from qworker.cell import MOST_VALUE, CellOp
 from qworker.clock import Clock
-from qworker.failure_text import error_type
+from qworker.failure_text import error_type, without_code
 from qworker.jobs.records import (
     Progress,
     StoredProgress,
@@ -120,7 +120,7 @@ class JobRecords:
             return StoredResult(
                 "failed",
                 error_type=error_type(delivery.error),
-                text=settlement.error or "",
+                text=without_code(settlement.error or ""),
                 code=delivery.code,
                 started_at=started_at,
                 finished_at=now,

@@ -295,7 +295,7 @@ class Settler:
             self._log.warning(events.MESSAGE_RETRIED, **delivery.fields(), **more, delay=round(settlement.delay, 3))
         elif outcome is Outcome.FAILED:
             self._counts.failed += 1
-            self._log.warning(events.MESSAGE_FAILED, **delivery.fields(), **more)
+            self._log.error(events.MESSAGE_FAILED, **delivery.fields(), **more)
         else:
             self._counts.released += 1
             if delivery.released_because is not None:

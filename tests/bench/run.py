@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The bench: every figure that docs/benchmarks.md names, measured on this machine, as a table and as JSON."""
+"""The bench: every figure of docs/explanation/benchmarks.md, measured on this machine, as a table and as JSON."""
 
 from __future__ import annotations
 

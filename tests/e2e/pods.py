@@ -91,15 +91,14 @@ class Pod:
         if self._own_network:
             self._enter_network()
         probes = self._container
-        failures = 0
+        started, failures = False, 0
         while not self._stopped.is_set() and self.process.popen.poll() is None:
-            if not self.ready.is_set():
-                if self._ask(port, probes["startupProbe"]):
-                    self.ready.set()
-            elif self._ask(port, probes["livenessProbe"]):
-                failures = 0
+            if not started:
+                started = self._ask(port, probes["startupProbe"])
             else:
-                failures += 1
+                if not self.ready.is_set() and self._ask(port, probes["readinessProbe"]):
+                    self.ready.set()
+                failures = 0 if self._ask(port, probes["livenessProbe"]) else failures + 1
                 if failures >= probes["livenessProbe"]["failureThreshold"]:
                     self.unhealthy.set()
             self._stopped.wait(0.1)
@@ -176,9 +175,7 @@ class Pod:
         self._stopped.set()
         if self.process.popen.poll() is None:
             self.kill()
-            self.process.popen.wait()
-        self.process._reader.join(PATIENCE)
-        self.process.popen.stdout.close()  # type: ignore[union-attr]
+        self.process.discard()
 
 
 def _descendants(pid: int) -> list[int]:

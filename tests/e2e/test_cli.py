@@ -26,7 +26,7 @@ from tests.support.processes import environment
 from tests.support.waiting import PATIENCE
 
 URL = "file://./spool"
-DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 _numbers = itertools.count()
 
@@ -44,7 +44,7 @@ async def add(a: int, b: int = 0) -> int:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # Restores sys.path, to which importing an app adds the working directory.
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     for name in [n for n in os.environ if n.startswith("QWORKER_")]:
         monkeypatch.delenv(name)
     return tmp_path
@@ -413,8 +413,8 @@ def test_every_command_and_option_is_documented() -> None:
     assert commands()
     for command in commands():
         section = sections.get(f"qworker {command.name}")
-        assert section is not None, f"docs/cli.md has no section `qworker {command.name}`"
+        assert section is not None, f"docs/reference/cli.md has no section `qworker {command.name}`"
         for param in command.params:
             if isinstance(param, click.Option):
                 missing = [name for name in param.opts if f"`{name}" not in section and f", {name}" not in section]
-                assert not missing, f"docs/cli.md, {command.name}: {missing}"
+                assert not missing, f"docs/reference/cli.md, {command.name}: {missing}"

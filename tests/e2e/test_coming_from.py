@@ -11,12 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qworker import Tasks
+from qworker.errors import UsageError
 from tests.support.installed import installed
 from tests.support.pages import ROOT, blocks, commands
 from tests.support.processes import PYTHON
@@ -91,6 +94,34 @@ def test_each_word_of_the_table_exists(name: str, library: Path) -> None:
     for left, right in rows:
         for side, known in ((left, theirs), (right, ours)):
             assert words(side) <= known | set(EXAMPLES.split()), side
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_the_error_that_a_page_shows_is_the_error_of_that_option(name: str) -> None:
+    tasks = Tasks("memory://coming-from")
+    page = " ".join((ROOT / "docs" / "coming-from" / f"{name}.md").read_text().split())
+    ((text, call, option),) = re.findall(r"`((task|using)\(\) has no option '(\w+)'[^`]+)`", page)
+    function: Callable[..., Any] = tasks.task if call == "task" else tasks.named("greet").using
+    with pytest.raises(UsageError) as raised:
+        function(**{option: 1})
+    assert str(raised.value) == text
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("at_front", "did you mean priority= (0 to 9, and 9 is first)?"),
+        ("max_age", "did you mean task.using(expires=...) (in seconds)?"),
+        ("link_error", "did you mean on_failure= (another task)?"),
+        ("depends_on", "enqueue the next task in the handler, or wait there for the job of another"),
+        ("rate_limit", "raise Retry('rate limited', delay=1, counts=False) in the handler if your limiter refuses"),
+    ],
+)
+def test_an_option_of_another_library_names_what_to_write(option: str, hint: str) -> None:
+    task: Callable[..., Any] = Tasks("memory://coming-from").task
+    with pytest.raises(UsageError) as raised:
+        task(**{option: 1})
+    assert str(raised.value) == f"task() has no option {option!r}: {hint}"
 
 
 # Names of the examples in the tables.

@@ -7,6 +7,7 @@
     python programs.py cells URL LEDGER FIRST              change cells, from a number on; log each before and after
     python programs.py unique URL LEDGER                   publish, lease and end messages with unique keys
     python programs.py replace URL LEDGER                  replace a waiting message with a unique key
+    python programs.py app_key URL LEDGER                  publish a message with a key that counts in all queues
     python programs.py contend URL LEDGER                  publish messages with one unique key for ever
     python programs.py cancel URL LEDGER                   cancel all messages; log each that is cancelled
     python programs.py bulk URL LEDGER PARTS ROWS          stage, seal and publish a job
@@ -42,6 +43,8 @@ from qworker.unique import Unique
 from qworker.worker import Worker, WorkerOptions
 
 QUEUE = "work"
+OTHER = "other"
+APP_KEY = Unique(scope="app")
 # Long enough that a slow machine loses no live lease; what a dead process held comes back by its life sign.
 VISIBILITY = 30.0
 
@@ -166,6 +169,13 @@ async def replace(url: str, ledger: Ledger) -> None:
     backend = open_backend(url)
     later = Unique(again="debounce", wait=1e6)
     ledger.write("acked", *await backend.publish(QUEUE, [Draft(body=b"new", unique_key="k", unique=later)]))
+    await backend.aclose()
+
+
+async def app_key(url: str, ledger: Ledger) -> None:
+    """Publish a message with a key that counts in all queues."""
+    backend = open_backend(url)
+    ledger.write("acked", *await backend.publish(OTHER, [Draft(body=b"x", unique_key="k", unique=APP_KEY)]))
     await backend.aclose()
 
 
@@ -302,6 +312,7 @@ WITH_NUMBERS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
 }
 PLAIN: dict[str, Callable[[str, Ledger], Coroutine[Any, Any, None]]] = {
     "ack": ack,
+    "app_key": app_key,
     "cancel": cancel,
     "contend": contend,
     "move": move,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,11 @@ def certificates(tmp_path: Path) -> Certificates:
 def server(certificates: Certificates) -> Iterator[RedisServer]:
     with RedisServer(port=free_port(), tls=certificates) as server:
         yield server
+
+
+def administrator(server: RedisServer) -> Any:
+    """A plain client, for the commands that have no types."""
+    return server.client()
 
 
 async def work(backend: Backend, queue: str = QUEUE) -> None:
@@ -160,7 +166,7 @@ async def test_the_nodes_of_a_cluster_speak_tls(certificates: Certificates) -> N
 async def test_a_user_logs_in_over_tls(
     server: RedisServer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with server.client() as client:
+    with administrator(server) as client:
         client.execute_command("ACL", "SETUSER", "worker", "on", ">pass/word", "~*", "+@all")
         client.execute_command("ACL", "SETUSER", "default", "off")
     url = f"rediss://{{}}127.0.0.1:{server.port}?tls_ca={certificates.ca}"
@@ -190,11 +196,11 @@ async def use_cells(backend: Backend) -> None:
 async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = next(
         line.split("ACL SETUSER worker", 1)[1]
-        for line in (Path(__file__).parents[2] / "docs/redis.md").read_text().splitlines()
+        for line in (Path(__file__).parents[2] / "docs/reference/redis.md").read_text().splitlines()
         if "ACL SETUSER worker" in line
     )
     with RedisServer() as server:
-        with server.client() as client:
+        with administrator(server) as client:
             client.execute_command("ACL", "SETUSER", "worker", *rule.replace("PASSWORD", "pass/word").split())
         monkeypatch.setenv("QWORKER_REDIS_PASSWORD", "pass/word")
         backend = open_backend(f"unix://worker@{server.socket}")
@@ -224,7 +230,7 @@ async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPat
         await writer.forget()
         await backend.delete(QUEUE)
         await backend.aclose()
-        with server.client() as client:
+        with administrator(server) as client:
             assert client.acl_log() == [], "a command was refused"
 
 
@@ -243,7 +249,7 @@ async def test_a_wrong_password_is_one_line_and_is_not_shown(url: str) -> None:
 
 async def test_a_user_without_channels_finds_the_change_of_a_cell_a_little_later() -> None:
     with RedisServer() as server:
-        with server.client() as client:
+        with administrator(server) as client:
             rule = "on nopass allkeys resetchannels +@all -publish -subscribe"
             client.execute_command("ACL", "SETUSER", "worker", *rule.split())
         backend = open_backend(f"unix://worker@{server.socket}")

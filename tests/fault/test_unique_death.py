@@ -18,6 +18,7 @@ from qworker.message import Draft, Query, Selection, State, StoredMessage
 from qworker.testing import wait_until
 from qworker.unique import Unique
 from tests.fault.harness import ANY_CALL, KILL, MARKS, MOVES, QUEUE, Launcher, ack, fault, strays
+from tests.fault.programs import APP_KEY, OTHER
 from tests.support.depth import DEEP
 from tests.support.servers import RedisServer
 
@@ -120,6 +121,40 @@ async def check_replaced(url: str, stored: str) -> bytes:
     await backend.remove(QUEUE, Selection(ids=[free]))
     await backend.aclose()
     return body
+
+
+def test_a_key_of_the_app_is_held_by_one_message_of_all_queues_if_the_publisher_dies_at_any_step(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    outcomes: set[bool] = set()
+    status = -1
+    for step in range(1, 40, 1 if DEEP else 2):
+        root = tmp_path / str(step)
+        url = f"file://{root}/spool?sync=off"
+        status = launcher.run("app_key", url, root / "ledger", fault=fault(KILL, step, kinds=MOVES))
+        outcomes.add(asyncio.run(check_app_key(url)))
+        if status == 0:
+            break
+    assert status == 0, launcher.errors()
+    assert outcomes == {False, True}
+
+
+async def check_app_key(url: str) -> bool:
+    """One message of both queues gets the key, and frees it at its end. Return whether that of the program had it."""
+    backend = open_backend(url)
+    draft = Draft(body=b"y", unique_key="k", unique=APP_KEY)
+    await backend.create(OTHER)
+    found = [stored.message.id for stored in await list_messages(backend, OTHER, Query(State.READY))]
+    (holder,) = await backend.publish(QUEUE, [draft])
+    assert found in ([], [holder])
+    where = OTHER if found else QUEUE
+    assert await backend.publish(OTHER, [draft]) == [holder]
+    (lease,) = await backend.lease(where, 10, 60.0)
+    await backend.settle([ack(lease)])
+    (free,) = await backend.publish(OTHER, [draft])
+    assert free != holder
+    await backend.aclose()
+    return bool(found)
 
 
 @pytest.mark.parametrize("store", ["file", "redis"])

@@ -1,7 +1,8 @@
 """The protocol of unique keys in a directory, explored completely: publishers, requeues, and kills anywhere.
 
 Every message has the same key and belongs to one publisher. A state is what is on the disk, and where each process is.
-Leases, retries, failures and acks are single renames, so they are single steps. See docs/file-format.md, "Unique keys".
+Leases, retries, failures and acks are single renames, so they are single steps. See
+docs/reference/file-format.md, "Unique keys".
 """
 
 from __future__ import annotations

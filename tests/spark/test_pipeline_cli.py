@@ -13,7 +13,7 @@ import pytest
 
 from qworker.cli.main import main
 from qworker.cli.pipeline.load import file_fingerprint
-from qworker.cli.pipeline.report import parse_time
+from qworker.duration import parse_moment
 from qworker.errors import UsageError
 from qworker.message import SettleAction, State
 from tests.spark.stores import count, finish
@@ -113,10 +113,10 @@ def test_a_mistake_is_one_line(
 
 def test_an_age_and_a_date_are_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1_000_000.0)
-    assert [parse_time(words) for words in ("90s", "24h", "1.5d")] == [999_910.0, 913_600.0, 870_400.0]
-    assert parse_time("1970-01-02") == parse_time("1970-01-02T02:00+02:00") == 86_400.0
+    assert [parse_moment(words) for words in ("90s", "24h", "1.5d")] == [999_910.0, 913_600.0, 870_400.0]
+    assert parse_moment("1970-01-02") == parse_moment("1970-01-02T02:00+02:00") == 86_400.0
     with pytest.raises(UsageError, match="or a time such as"):
-        parse_time("soon")
+        parse_moment("soon")
 
 
 def test_a_load_of_other_files_is_another_job(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the help of the commands: `python -m tests.support.cli_page`.
+"""Write docs/reference/cli.md from the help of the commands: `python -m tests.support.cli_page`.
 
 The text below `<!-- more -->` in a section is kept.
 """
@@ -18,7 +18,7 @@ from qworker.cli.main import COMMANDS, GROUPS, cli
 
 __all__ = ["PAGE", "written"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 _MARK = "<!-- Written from here on by `python -m tests.support.cli_page` from the commands' help. A test compares. -->"
 _MORE = "<!-- more -->"
 # What is code in a help text: options, variables, URLs with a scheme only.

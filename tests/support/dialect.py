@@ -1,6 +1,6 @@
 """Words and phrases that texts for users do not use, and a check of named texts for them.
 
-docs/internals/style.md gives the rules. To check more texts, pass each with a name to `problems_in`.
+docs/contribute/style.md gives the rules. To check more texts, pass each with a name to `problems_in`.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ def unpack_commit(commit: str, folder: Path) -> dict[str, str]:
     subprocess.run(["tar", "-xf", "-", "-C", str(folder)], input=_git(commit, "archive", commit), check=True)
     then = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     now = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    # Later commits have their version in the package. Entry points need any.
+    then.setdefault("version", "0")
     # Found before the installed one, whichever of both names that has.
     for name in {then["name"], now["name"]}:
         _describe(folder / f"{name.replace('-', '_')}-{then['version']}.dist-info", name, then)

@@ -57,7 +57,7 @@ class Block:
 def pages() -> list[str]:
     """Every page that a user or contributor reads."""
     found = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
-    return ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in found)]
+    return ["README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(str(path.relative_to(ROOT)) for path in found)]
 
 
 def blocks(page: str) -> list[Block]:

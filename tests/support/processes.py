@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -73,7 +73,10 @@ class Process:
 
     def line(self, wanted: Callable[[str], bool] | str, count: int = 1) -> str:
         """Wait for the line number `count` that `wanted` accepts, or that holds it."""
-        accepts = (lambda line: wanted in line) if isinstance(wanted, str) else wanted
+
+        def accepts(line: str) -> bool:
+            return wanted in line if isinstance(wanted, str) else wanted(line)
+
         with self._changed:
             done = self._changed.wait_for(lambda: len(self._matching(accepts)) >= count, PATIENCE)
             assert done, f"no line {count} for {wanted!r}:\n{self.text[-3000:]}"
@@ -103,20 +106,24 @@ class Process:
         self.signal(signal.SIGTERM)
         return self.end()
 
+    def discard(self) -> None:
+        """Kill it if it still runs, and leave nothing of it behind."""
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.wait()
+        self._reader.join(PATIENCE)
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+
 
 @contextmanager
-def started(folder: Path, *arguments: str, **options: Any) -> Iterator[Process]:
+def started(folder: Path, *arguments: str, **options: Any) -> Generator[Process]:
     """A process that is killed at the end, if it still runs then."""
     process = Process(folder, *arguments, **options)
     try:
         yield process
     finally:
-        if process.popen.poll() is None:
-            process.popen.kill()
-            process.popen.wait()
-        process._reader.join(PATIENCE)
-        assert process.popen.stdout is not None
-        process.popen.stdout.close()
+        process.discard()
 
 
 def alive(pid: int) -> bool:

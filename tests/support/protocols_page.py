@@ -1,4 +1,4 @@
-"""Write docs/protocols.md from the deviations of the installed backends: `python -m tests.support.protocols_page`."""
+"""Write docs/reference/protocols.md from the deviations of the backends: `python -m tests.support.protocols_page`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from qworker_mq.standard_server import StandardServerBackend
 
 __all__ = ["DOCS", "PAGE", "written"]
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 PAGE = DOCS / "protocols.md"
 
 # A page for a scheme that has none under protocols/.
-_PAGES = {"file": "file-format.md", "redis": "redis.md", "memory": "howto/testing.md", "mq+http": "protocols/mq.md"}
+_PAGES = {"file": "file-format.md", "redis": "redis.md", "memory": "../howto/testing.md", "mq+http": "protocols/mq.md"}
 _BEGINNING = """\
 # Protocols
 
 <!-- Written by `python -m tests.support.protocols_page` from the backends' deviations. A test compares. -->
 
-Every backend keeps the rules of [the contract](howto/backend.md). A dialect shares its queues with other programs, so
-its protocol does not support every rule. The dialect declares such a rule as a deviation, and the contract suite proves
-it.
+Every backend keeps the rules of [the contract](../howto/backend.md). A dialect shares its queues with other programs,
+so its protocol does not support every rule. The dialect declares such a rule as a deviation, and the contract suite
+proves it.
 
 [`qworker move`](cli.md#qworker-move) works between all protocols. `memory:`, `file:`, `redis:` and `sq:` keep ids. The
 others assign new ids in the form of their protocol. If a protocol has no place for

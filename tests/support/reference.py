@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
-_CONFIGURATION = "docs/configuration.md"
+_CONFIGURATION = "docs/reference/configuration.md"
 _MARK = "<!-- Written by `python -m tests.support.reference` from the commands; a test compares. -->\n"
 
 

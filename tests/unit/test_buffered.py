@@ -2,10 +2,12 @@
 
 import asyncio
 import contextvars
+import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,6 +193,23 @@ async def test_the_job_of_a_key_that_another_call_has_becomes_that_call(again: A
         assert (jobs[1], jobs[1].existed) == (first, True)
     assert jobs[0].existed is False
     assert await stored(app) == {"keep": ["1", "2"], "replace": ["3", "2"], "error": ["1", "2"]}[again]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_sends_its_own_calls_and_none_of_its_parent(tmp_path: Path) -> None:
+    tasks: Tasks[Any] = Tasks(f"file://{tmp_path}/root?sync=off")
+    work, _ = add_tasks(tasks)
+    with tasks.buffered_sync():
+        work.enqueue_sync(1)
+        child = os.fork()
+        if not child:
+            try:
+                work.enqueue_sync(2)
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert run_blocking(stored(tasks), instead="") == ["2"]
+    assert run_blocking(stored(tasks), instead="") == ["2", "1"]
 
 
 @pytest.mark.parametrize("place", ["own", "in_memory"])

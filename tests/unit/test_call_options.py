@@ -108,7 +108,7 @@ async def test_a_call_that_has_expired_fails_unrun_with_its_code(url):
     await burst(tasks)
     assert ran == ["new"]
     (failed,) = await found(tasks, State.FAILED)
-    assert failed.error == "it expired: it was not started within 0.001 seconds of its enqueue"
+    assert failed.error == "code: expired\nit expired: it was not started within 0.001 seconds of its enqueue"
     assert (failed.message.id, reports) == (old.id, [(old.id, "expired")])
     await tasks.aclose()
 

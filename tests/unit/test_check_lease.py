@@ -78,7 +78,7 @@ async def test_a_thread_that_outlives_the_timeout_of_its_message_hears_that_its_
     await app.burst()
     await wait_until(lambda: heard)
     (failed,) = await app.found(State.FAILED)
-    assert failed.error == "timed out after 0.05 seconds"
+    assert failed.error == "code: timeout\ntimed out after 0.05 seconds"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Pages and public docstrings are in plain English (docs/internals/style.md). Errors and help: `test_words.py`."""
+"""Pages and public docstrings are in plain English (docs/contribute/style.md). Errors and help: `test_words.py`."""
 
 from __future__ import annotations
 

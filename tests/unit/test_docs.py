@@ -21,16 +21,23 @@ import venv
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
 import yaml
 
+import qworker.testing
+import qworker.worker
+from qworker import errors
 from qworker.backend.registry import open_backend
 from qworker.cli.main import cli, main
 from qworker.cli.run import command as run_command
+from qworker.failed_call import FailureCode
 from qworker.message import Draft, SettleAction, Settlement
-from tests.support import cli_page
+from qworker.tools.explain import Code
+from qworker.url import BackendURL
+from tests.support import cli_page, errors_page
 from tests.support.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_for
@@ -40,6 +47,8 @@ PATIENCE = 120.0
 BESIDE = dict.fromkeys(["docs/howto/services.md", "docs/howto/after-commit.md"], "examples/django_service") | {
     page: str(Path(page).parent) for page in pages() if page.startswith("examples/")
 }
+# Public names that only annotations of other names show.
+UNLISTED = {"qworker.worker": {"QueueShare", "RunningMessage", "WorkerCounts"}}
 # Pages that install a package.
 INSTALL = {"docs/howto/backend.md"}
 # Pages whose Python needs Spark: tests/spark runs it.
@@ -48,12 +57,16 @@ SPARK = "docs/pipeline/"
 PEERS = "docs/coming-from/"
 # Programs of others.
 _PROGRAMS = """
-. apt-get arq cat celery convert-to-thumbnail cp curl docker dramatiq echo find flask hostname huey_consumer kubectl
-ls mv openssl pip pkill printf pytest redis-cli rfq rm rq sed seq sh spark-submit uvicorn
+. apt-get arq cat celery convert-to-thumbnail cp curl docker dramatiq echo find flask groupadd hostname huey_consumer
+journalctl kubectl ls mv openssl pip pkill printf pytest redis-cli rfq rm rq sed seq sh spark-submit sudo systemctl
+systemd-analyze useradd uvicorn
 """
 PROGRAMS = set(_PROGRAMS.split())
 # Commands of qworker that end by themselves, and need nothing but a store: they are run.
-_RUN = "browse create doctor enqueue explain history ls move pause publish purge requeue resume schedules stats"
+_RUN = """
+browse create doctor enqueue explain export failures history ls move pause publish purge remove requeue resume schedules
+stats
+"""
 RUN = set(_RUN.split())
 # What those find: an app, and queues with messages in them.
 APP = """\
@@ -84,6 +97,8 @@ class Reader:
         self.page = page
         self.folder = folder
         self.environment = environment()
+        # Python files that are written and not imported yet.
+        self.unread: list[str] = []
         if page in INSTALL:
             self._install_elsewhere()
         if page in BESIDE:
@@ -108,6 +123,8 @@ class Reader:
         """Do what a block shows, and check what is to be seen."""
         do = getattr(self, f"_{block.language}", None)
         assert do is not None, f"{self.page}:{block.line}: nothing here proves a block of {block.language!r}"
+        if block.language != "python" or block.file in self.unread:
+            self.read()
         if block.file is not None:
             path = self.folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,11 +140,17 @@ class Reader:
         assert block.file is not None, "a Python block begins with `# NAME.py`, because it is run as that file"
         compile((self.folder / block.file).read_text(), block.file, "exec", dont_inherit=True)
         if not self.page.startswith((SPARK, PEERS)):
-            module = block.file.removesuffix(".py").replace("/", ".")
+            self.unread.append(block.file)
+
+    def read(self) -> None:
+        """Import the files since the last block that is no file, in one process: a reader has all of them by now."""
+        if self.unread:
+            modules = ", ".join(dict.fromkeys(file.removesuffix(".py").replace("/", ".") for file in self.unread))
+            self.unread.clear()
             first = DJANGO if (self.folder / "manage.py").exists() else ""
             python = shutil.which("python", path=self.environment["PATH"])
             assert python is not None
-            self._run([python, "-W", "error", "-c", f"{first}import {module}"])
+            self._run([python, "-W", "error", "-c", f"{first}import {modules}"])
 
     def _console(self, block: Block) -> None:
         for command, expected in sessions(block.text):
@@ -219,11 +242,12 @@ def test_a_page_does_what_it_shows_in_an_empty_folder(page: str, tmp_path: Path)
     reader = Reader(page, tmp_path)
     for block in blocks(page):
         reader.do(block)
+    reader.read()
 
 
 @pytest.mark.parametrize(
     ("page", "least"),
-    [("README.md", 2), ("docs/quickstart.md", 10), ("docs/howto/retries.md", 4), ("docs/howto/testing.md", 1)],
+    [("README.md", 2), ("docs/tutorial/quickstart.md", 10), ("docs/howto/retries.md", 4), ("docs/howto/testing.md", 1)],
 )
 def test_a_newcomers_page_is_a_session_that_is_run(page: str, least: int) -> None:
     consoles = [block for block in blocks(page) if block.language == "console"]
@@ -310,8 +334,9 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pyte
             assert main(found) == 0, f"{page}: qworker {arguments}"
 
 
-def test_the_systemd_unit_of_the_quickstart_gives_the_drain_its_time() -> None:
-    (text,) = [block.text for block in blocks("docs/quickstart.md") if block.language == "ini"]
+def test_the_systemd_unit_runs_a_command_that_there_is_drains_and_shares_its_queue() -> None:
+    text = next(block.text for block in blocks("docs/howto/systemd.md") if block.language == "ini")
+    assert text == (ROOT / "examples" / "systemd" / "app-worker.service").read_text()
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(text)
@@ -319,9 +344,22 @@ def test_the_systemd_unit_of_the_quickstart_gives_the_drain_its_time() -> None:
     program, *arguments = service["ExecStart"].split()
     assert program.endswith("/qworker")
     parsed(arguments)
-    drain = run_command.make_context("run", arguments[1:]).params["shutdown_timeout"]
-    assert float(service["TimeoutStopSec"]) >= drain + 15
-    assert service["KillMode"] == "mixed"
+    options = run_command.make_context("run", arguments[1:]).params
+    assert options["wait_for_backend"]
+    assert float(service["TimeoutStopSec"]) >= options["shutdown_timeout"] + 15
+    assert (service["KillMode"], service["Restart"], service["RestartPreventExitStatus"]) == (
+        "mixed",
+        "on-failure",
+        "2",
+    )
+    # The group writes to the queue, and the sandbox lets the workers set the setgid bit.
+    name, _, value = service["Environment"].partition("=")
+    url = BackendURL.parse(value)
+    assert name == "QWORKER_URL"
+    assert str(url.directory) == f"/var/lib/{service['StateDirectory']}"
+    assert int(url.choice("dir_mode", "", ("02770",)), 8) == int(service["StateDirectoryMode"], 8) == 0o2770
+    assert service["UMask"] == "0007"
+    assert "RestrictSUIDSGID" not in service
 
 
 @pytest.mark.parametrize("page", pages())
@@ -375,3 +413,45 @@ def test_the_examples_in_the_help_of_every_command_are_understood() -> None:
 
 def test_the_page_of_the_command_line_says_what_the_help_of_every_command_says() -> None:
     assert cli_page.PAGE.read_text() == cli_page.written(), "write it again: .venv/bin/python -m tests.support.cli_page"
+
+
+def headings(page: str, pattern: str) -> list[str]:
+    return re.findall(rf"^### {pattern}$", (ROOT / page).read_text(), re.MULTILINE)
+
+
+def test_the_page_of_errors_has_every_text_that_the_code_raises() -> None:
+    assert errors_page.PAGE.read_text() == errors_page.written(), (
+        "write it: .venv/bin/python -m tests.support.errors_page"
+    )
+
+
+def test_troubleshooting_has_an_anchor_for_every_code_and_every_class_of_errors() -> None:
+    page = "docs/howto/troubleshooting.md"
+    assert sorted(headings(page, r"`([a-z-]+)`")) == sorted(get_args(Code))
+    assert sorted(headings(page, r"Code `(\w+)`")) == sorted(get_args(FailureCode))
+    classes = [name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, Exception)]
+    assert sorted(headings(page, r"([A-Z]\w+)")) == sorted(classes)
+
+
+def test_the_reference_of_the_api_has_every_public_name_with_an_example() -> None:
+    text = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference" / "api").glob("*.md")))
+    with_example = re.findall(
+        r"^## (\w+)\n\n```python\n[^`]*```\n\n::: qworker\.(?:worker\.|\w+\.)?\1$", text, re.MULTILINE
+    )
+    listed = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    assert "qworker.errors" in listed
+    assert {*qworker.__all__} - {*with_example} == {*qworker.__all__} & {*vars(errors)}
+    for module in (qworker.testing, qworker.worker):
+        documented = {name.rpartition(".")[2] for name in listed if name.startswith(f"{module.__name__}.")}
+        assert {*module.__all__} - documented == UNLISTED.get(module.__name__, set())
+
+
+def test_every_file_of_this_repository_that_a_page_names_exists() -> None:
+    named = r"`((?:tests|qworker|backends|examples|docs)/[\w/.-]+\.\w+)`"
+    missing = [
+        f"{page}: {name}"
+        for page in pages()
+        for name in re.findall(named, (ROOT / page).read_text())
+        if not (ROOT / name).exists()
+    ]
+    assert not missing

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from qworker.backend.registry import open_backend
 from qworker.cli.configured import walk
 from qworker.cli.main import cli
-from qworker.cli.pipeline.report import parse_time
 from qworker.cli.run import command as run_command
-from qworker.duration import LONGEST, format_duration, parse_duration
+from qworker.duration import LONGEST, format_duration, parse_duration, parse_moment
 from qworker.errors import InvalidURL, UsageError
 from qworker.pipeline.source.options import ReadOptions
 from qworker_fsq.environment import Constants
@@ -150,7 +149,7 @@ def test_a_stream_of_spark_reads_durations_too() -> None:
 
 def test_a_report_begins_at_an_age_or_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_000_000_000.0)
-    assert parse_time("90") == parse_time("1.5m") == 1_000_000_000.0 - 90
-    assert parse_time("20260101") == parse_time("2026-01-01T00:00") == 1_767_225_600.0
+    assert parse_moment("90") == parse_moment("1.5m") == 1_000_000_000.0 - 90
+    assert parse_moment("20260101") == parse_moment("2026-01-01T00:00") == 1_767_225_600.0
     with pytest.raises(UsageError, match=r"'soon' is not a valid duration: .* or a time such as 2026-11-23T08:00"):
-        parse_time("soon")
+        parse_moment("soon")

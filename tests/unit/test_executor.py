@@ -101,7 +101,7 @@ async def test_a_value_that_cannot_be_converted_fails_at_once_with_the_reason(ap
     await app.store.publish("default", [Draft(body=b'{"task":"work","args":["one"]}')])
     await app.burst()
     (failed,) = await app.found(State.FAILED)
-    assert failed.error == "task 'work', argument 1 (a): expected int, got str"
+    assert failed.error == "code: arguments\ntask 'work', argument 1 (a): expected int, got str"
 
 
 async def test_a_damaged_envelope_of_a_known_task_fails_with_the_reason(app):
@@ -112,7 +112,7 @@ async def test_a_damaged_envelope_of_a_known_task_fails_with_the_reason(app):
     await app.store.publish("default", [Draft(body=b'{"task":"work","args":7}')])
     await app.burst()
     (failed,) = await app.found(State.FAILED)
-    assert failed.error.startswith("invalid envelope")
+    assert failed.error.startswith("code: arguments\ninvalid envelope")
 
 
 async def test_a_message_that_nobody_knows_stays_in_the_queue_untouched_and_is_told_once(app):
@@ -217,7 +217,7 @@ async def test_a_timeout_cancels_the_handler_and_counts_as_a_try(app):
     await work.enqueue()
     worker = await app.burst()
     (failed,) = await app.found(State.FAILED)
-    assert failed.error == "timed out after 0.05 seconds"
+    assert failed.error == "code: timeout\ntimed out after 0.05 seconds"
     assert (len(ended), worker.counts.retried, worker.counts.failed) == (2, 1, 1)
 
 

@@ -179,6 +179,14 @@ async def test_a_cancelled_message_says_when_and_by_whom(store: Backend) -> None
     assert re.match(r"it was cancelled at \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ by deploy; `qworker requeue`", text), text
 
 
+async def test_a_message_that_may_kill_workers_says_how_it_is_requeued(store: Backend) -> None:
+    (message_id,) = await store.publish(QUEUE, [Draft(body=b"x")])
+    (lease,) = await store.lease(QUEUE, 1, 30)
+    await store.settle([Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="code: poison\nit died")])
+    (reason,) = (await explain(store, QUEUE, message_id)).reasons
+    assert reason.text.endswith(": it died; it may kill workers, so `qworker requeue` needs its id or --code poison")
+
+
 async def test_a_message_that_is_removed_after_a_failed_attempt_keeps_its_hold(store: Backend) -> None:
     await store.publish(QUEUE, [Draft(body=b"", id="order-17", hold=86400.0)])
     [lease] = await store.lease(QUEUE, 1, 60)

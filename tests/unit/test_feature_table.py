@@ -31,6 +31,7 @@ ON_EVERY_STORE = {
         "qworker/testing/contract_publish.py::test_a_held_id_stays_taken_after_its_message_is_gone"
     ),
     "One call at a time": "qworker/testing/contract_unique.py::test_keep_stores_nothing_while_one_waits_or_is_leased",
+    "Unique across queues": "qworker/testing/contract_unique.py::test_a_key_of_the_app_counts_in_all_queues",
     "Replace and debounce": "qworker/testing/contract_unique.py::test_debounce_is_due_after_the_last_one",
     "Blocks of calls": "tests/unit/test_buffered.py::test_calls_are_sent_in_few_batches_when_the_block_ends",
     "Results": ("tests/unit/test_jobs.py::test_a_job_gives_what_its_handler_returned_in_the_type_of_its_annotation"),
@@ -60,6 +61,7 @@ ON_EVERY_STORE = {
     ),
     "Clean shutdown": "qworker/testing/contract_settle.py::test_a_release_leaves_tries_unchanged",
     "Pause": "qworker/testing/contract_admin.py::test_a_paused_queue_gives_nothing_to_any_worker_until_it_is_resumed",
+    "Groups of failures": "tests/unit/test_failures.py::test_groups_count_the_failures_of_a_queue",
     "Requeue": "qworker/testing/contract_admin.py::test_requeue_makes_failed_messages_ready_with_no_tries",
     "History": "qworker/testing/contract_history.py::test_every_transition_is_told_by_the_history_in_order",
     "Explain": "tests/unit/test_features.py::test_what_is_not_running_is_explained",
@@ -79,6 +81,9 @@ ELSEWHERE = {
         "tests/e2e/test_services.py::test_a_fastapi_service_starts_shows_and_cancels_jobs_and_drains"
     ),
     "Pods": "tests/e2e/test_pods.py::test_a_rolling_restart_under_load_loses_nothing_and_repeats_nothing",
+    "systemd": (
+        "tests/unit/test_docs.py::test_the_systemd_unit_runs_a_command_that_there_is_drains_and_shares_its_queue"
+    ),
     "Queues over HTTP": "tests/unit/test_mq_server.py::test_a_message_makes_the_round_on_any_backend",
     "Five protocols": "tests/unit/test_move_pairs.py::test_a_message_survives_the_move_between_any_two",
     "Spark": "tests/spark/test_load.py::test_each_row_runs_once_in_a_worker_with_the_columns_of_its_parameters",

@@ -298,7 +298,7 @@ async def test_a_message_with_an_injected_argument_fails(app):
     await app.store.publish("default", [Draft(body=b'{"task":"pay","args":[1],"kwargs":{"db":1}}')])
     await app.burst()
     (failed,) = await app.found(State.FAILED)
-    assert failed.error == "task 'pay' gets 'db' by injection: do not pass it"
+    assert failed.error == "code: arguments\ntask 'pay' gets 'db' by injection: do not pass it"
 
 
 async def test_a_worker_ends_although_a_provider_never_opens(app):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+import http.client
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import kubernetes_validate
 import pytest
@@ -18,17 +20,28 @@ import yaml
 from click.testing import CliRunner
 
 from qworker.cli.run import command as run_command
+from qworker.health.address import listen
+from qworker.health.answers import HealthAnswers
+from qworker.health.server import HealthServer
+from qworker.health.worker_report import WorkerReport
 from qworker.worker import Worker, WorkerOptions
+from tests.support.reference import metrics
+from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "kubernetes"
+ALERTS = ROOT / "examples" / "prometheus" / "alerts.yml"
 MANIFESTS = sorted(path for path in EXAMPLE.rglob("*.yaml") if path.name != "kustomization.yaml")
 README = (EXAMPLE / "README.md").read_text()
 DEPLOYMENTS = sorted(EXAMPLE.rglob("deployment.yaml"))
-# What a worker needs beyond its grace period to cancel, release and leave; docs/cli.md says it too.
+# What a worker needs beyond its grace period to cancel, release and leave; docs/reference/cli.md says it too.
 MARGIN = 15.0
 # No newer than what clusters run.
 VERSION = "1.31"
+# Kinds that Kubernetes itself does not know.
+FOREIGN = {"keda.sh/v1alpha1": {"ScaledObject", "TriggerAuthentication"}}
+FOREIGN["monitoring.coreos.com/v1"] = {"PodMonitor", "PrometheusRule"}
+COMPONENTS = {"keda", "monitoring"}
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -48,23 +61,36 @@ def test_kubernetes_schemas_accept_every_manifest(path: Path) -> None:
     found = documents(path)
     assert found
     for document in found:
-        if document["apiVersion"].startswith("keda.sh/"):
-            assert document["kind"] in {"ScaledObject", "TriggerAuthentication"}
+        if document["apiVersion"] in FOREIGN:
+            assert document["kind"] in FOREIGN[document["apiVersion"]]
             continue
         kubernetes_validate.validate(document, VERSION, strict=True)
 
 
-def resolved(folder: Path) -> list[dict[str, Any]]:
-    """What `kubectl apply -k FOLDER` would apply; of kustomize these examples need `resources` alone."""
-    (kustomization,) = documents(folder / "kustomization.yaml")
-    assert kustomization.pop("apiVersion") == "kustomize.config.k8s.io/v1beta1"
-    assert kustomization.pop("kind") == "Kustomization"
-    assert list(kustomization) == ["resources"]
+def resolved(folder: Path, *, with_components: bool) -> list[dict[str, Any]]:
+    """What `kubectl apply -k FOLDER` applies. These examples use resources, components, and patches that remove."""
+    text = (folder / "kustomization.yaml").read_text()
+    kustomization = yaml.safe_load(text.replace("# components:", "components:") if with_components else text)
+    kind = kustomization.pop("apiVersion"), kustomization.pop("kind")
+    assert kind[0] == f"kustomize.config.k8s.io/{'v1alpha1' if kind[1] == 'Component' else 'v1beta1'}"
+    assert {*kustomization} <= {"resources", "components", "patches"}
     found: list[dict[str, Any]] = []
     for name in kustomization["resources"]:
         path = folder / name
-        found += resolved(path) if path.is_dir() else documents(path)
+        found += resolved(path, with_components=with_components) if path.is_dir() else documents(path)
+    for name in kustomization.get("components", []):
+        part = folder / name
+        found += resolved(part, with_components=True)
+        for patch in yaml.safe_load((part / "kustomization.yaml").read_text()).get("patches", []):
+            apply_patch(found, patch)
     return found
+
+
+def apply_patch(found: list[dict[str, Any]], patch: dict[str, Any]) -> None:
+    (target,) = [d for d in found if patch["target"].items() <= {"kind": d["kind"], "name": identity(d)[2]}.items()]
+    for step in yaml.safe_load(patch["patch"]):
+        assert (step["op"], step["path"]) == ("remove", "/spec/replicas")
+        del target["spec"]["replicas"]
 
 
 def identity(document: dict[str, Any]) -> tuple[str, str, str]:
@@ -74,30 +100,34 @@ def identity(document: dict[str, Any]) -> tuple[str, str, str]:
 def secrets(part: Any) -> set[tuple[str, str]]:
     """The secrets that a document refers to, each as name and key."""
     if isinstance(part, list):
-        return set().union(*map(secrets, part))
+        return set[tuple[str, str]]().union(*map(secrets, cast("list[Any]", part)))
     if not isinstance(part, dict):
         return set()
-    found = {(entry["name"], entry["key"]) for entry in part.get("secretTargetRef", [])}
-    if reference := part.get("secretKeyRef"):
-        found.add((reference["name"], reference["key"]))
-    return found.union(*map(secrets, part.values()))
+    fields = cast("dict[str, Any]", part)
+    references = [*fields.get("secretTargetRef", []), fields.get("secretKeyRef"), fields.get("credentials")]
+    found = {(str(reference["name"]), str(reference["key"])) for reference in references if reference}
+    return found.union(*map(secrets, fields.values()))
 
 
+@pytest.mark.parametrize("components", [set[str](), COMPONENTS], ids=["alone", "with components"])
 @pytest.mark.parametrize("queue", ["redis", "directory"])
-def test_a_kustomization_applies_everything_that_its_queue_needs_and_all_of_it_fits_together(queue: str) -> None:
-    found = resolved(EXAMPLE / queue)
+def test_a_kustomization_applies_everything_that_its_queue_needs_and_all_of_it_fits_together(
+    queue: str, components: set[str]
+) -> None:
+    found = resolved(EXAMPLE / queue, with_components=bool(components))
     assert len({identity(document) for document in found}) == len(found), "one object would replace another"
-    common = {path for path in (EXAMPLE / "base").glob("*.yaml") if path in MANIFESTS}
-    own = {path for path in (EXAMPLE / queue).glob("*.yaml") if path in MANIFESTS}
-    assert sorted(map(identity, found)) == sorted(identity(d) for path in common | own for d in documents(path))
+    paths = [path for path in MANIFESTS if path.parent.name in {"base", queue, *components}]
+    assert sorted(map(identity, found)) == sorted(identity(d) for path in paths for d in documents(path))
     # All in the namespace that `kubectl` is told, or in none by name: the URL that KEDA asks is the exception.
     assert all("namespace" not in document["metadata"] for document in found)
     kinds = {document["kind"]: document for document in found}
+    # Either the Deployment or KEDA sets the number of pods.
+    assert ("replicas" in kinds["Deployment"]["spec"]) == ("ScaledObject" not in kinds)
     pods = kinds["Deployment"]["spec"]["template"]
     selectors = [
         kinds["Deployment"]["spec"]["selector"]["matchLabels"],
         kinds["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
-        kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+        *(d["spec"]["podSelector"]["matchLabels"] for d in found if d["kind"] == "NetworkPolicy"),
         kinds["Service"]["spec"]["selector"],
     ]
     assert all(selector and selector.items() <= pods["metadata"]["labels"].items() for selector in selectors)
@@ -115,7 +145,7 @@ def test_the_page_and_the_readme_apply_what_there_is() -> None:
     page = (ROOT / "docs" / "howto" / "kubernetes.md").read_text()
     for text in (README, page):
         named = set(re.findall(r"(?<!\w)-k (\w+)", text))
-        assert named == {path.parent.name for path in EXAMPLE.rglob("kustomization.yaml")} - {"base"}
+        assert named == {path.parent.name for path in EXAMPLE.rglob("kustomization.yaml")} - {"base", *COMPONENTS}
 
 
 def test_the_schemas_would_refuse_a_misspelt_field() -> None:
@@ -147,9 +177,10 @@ def test_a_pod_runs_a_command_that_qworker_understands(path: Path) -> None:
         run_command.make_context("run", list(arguments), resilient_parsing=True)
     ).parse_args(list(arguments))
     assert parsed["app"] == "app:tasks"
+    assert parsed["wait_for_backend"], "a pod that starts before its store crashes in a loop"
     port = int(parsed["health"].rpartition(":")[2])
     assert [p["containerPort"] for p in container["ports"]] == [port]
-    for probe, page in (("startupProbe", "/readyz"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+    for probe, page in (("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": page, "port": container["ports"][0]["name"]}
 
 
@@ -176,13 +207,91 @@ def test_everything_selects_the_same_pods() -> None:
     kinds = {d["kind"]: d for path in MANIFESTS for d in documents(path)}
     assert kinds["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
     assert kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert kinds["PodMonitor"]["spec"]["selector"]["matchLabels"] == labels
     assert kinds["Service"]["spec"]["selector"] == labels
+    for spread in kinds["Deployment"]["spec"]["template"]["spec"]["topologySpreadConstraints"]:
+        assert spread["labelSelector"]["matchLabels"] == labels
     assert kinds["ScaledObject"]["spec"]["scaleTargetRef"]["name"] == kinds["Deployment"]["metadata"]["name"]
     (trigger,) = kinds["ScaledObject"]["spec"]["triggers"]
     assert trigger["authenticationRef"]["name"] == kinds["TriggerAuthentication"]["metadata"]["name"]
     assert trigger["metadata"]["url"].endswith(f":{kinds['Service']['spec']['ports'][0]['port']}/stats")
     assert trigger["metadata"]["valueLocation"] == "backlog"
     assert kinds["ScaledObject"]["spec"]["minReplicaCount"] >= 1, "nobody would answer the scaler"
+
+
+def status(port: int, page: str, authorization: str | None = None) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        connection.request("GET", page, headers={} if authorization is None else {"Authorization": authorization})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_with_a_token_probes_need_none_and_prometheus_and_keda_send_it() -> None:
+    kinds = {d["kind"]: d for path in MANIFESTS for d in documents(path)}
+    (container,) = pod(DEPLOYMENTS[0])["containers"]
+    probes = [container[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+    (endpoint,) = kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    (trigger,) = kinds["ScaledObject"]["spec"]["triggers"]
+    scraped = [
+        (endpoint["path"], endpoint["authorization"]["type"]),
+        ("/" + trigger["metadata"]["url"].rpartition("/")[2], trigger["metadata"]["authMode"].title()),
+    ]
+    assert endpoint["port"] == container["ports"][0]["name"]
+    answers = HealthAnswers(
+        lambda: [WorkerReport(life="1", pid=1, state="working", looked_at=time.time())], stall_timeout=60.0
+    )
+    server = HealthServer(listen(("127.0.0.1", 0)), answers, token="open-sesame")
+    try:
+        for page, scheme in scraped:
+            # Annotations like prometheus.io/scrape cannot send a token: such a scraper gets 401 and locks out no other.
+            assert [status(server.port, page) for _ in range(20)] == [401] * 20
+            assert status(server.port, page, f"{scheme} open-sesame") == 200
+        assert [status(server.port, page) for page in probes] == [200] * 3
+    finally:
+        server.close()
+
+
+# -- alerts ------------------------------------------------------------------------------------------------------------
+
+
+def rules() -> dict[str, dict[str, Any]]:
+    return {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]}
+
+
+def test_the_operator_and_a_plain_prometheus_have_the_same_alerts() -> None:
+    (document,) = documents(EXAMPLE / "monitoring" / "alerts.yaml")
+    assert document["spec"] == yaml.safe_load(ALERTS.read_text())
+    settings = yaml.safe_load(ALERTS.with_name("prometheus.yml").read_text())
+    assert settings["rule_files"] == [ALERTS.name]
+    page = (ROOT / "docs" / "howto" / "metrics.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page.partition("### Alerts")[2], re.MULTILINE) == [*rules()]
+
+
+# What an expression has beside the names of metrics.
+PROMQL = {"absent", "by", "increase", "max", "offset", "or", "sum", "unless"}
+
+
+@pytest.mark.parametrize("alert", rules())
+def test_an_alert_uses_metrics_and_labels_that_there_are(alert: str) -> None:
+    rule = rules()[alert]
+    known = metrics()
+    labels = {"instance"}.union(*(metric.labels for metric in known.values()))
+    expression = rule["expr"]
+    matched = re.findall(r"(\w+)\{(\w+)=\"(\w+)\"\}", expression)
+    grouped = [name for names in re.findall(r"by \((.*?)\)", expression) for name in names.split(", ")]
+    shown = re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))
+    assert {*grouped, *shown} <= labels
+    assert all(label in known[metric].labels for metric, label, _ in matched)
+    bare = re.sub(r"by \(.*?\)|\{.*?\}|\[.*?\]|offset \w+", "", expression)
+    named = {*re.findall(r"[a-z]\w+", bare)} - PROMQL
+    assert named
+    assert named <= {*known}
+    # A parenthesis that is open or an aggregation that hides a label is an empty alert.
+    assert expression.count("(") == expression.count(")")
+    assert not grouped or {*shown} <= {*grouped}
+    assert rule["labels"]["severity"] in {"warning", "critical"}
 
 
 def test_the_image_is_small_and_not_root() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from qworker.asgi.access import require_token_if_public
 from qworker.backend.registry import open_backend
-from qworker.errors import InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
+from qworker.errors import BackendUnavailable, InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import to_message_id
 from qworker.server.openapi import document
@@ -180,6 +180,23 @@ def test_a_lease_is_extended_and_settled_by_its_token_only(server: Served) -> No
     assert ask(server, "GET", f"/-{path}")[0] == 404
 
 
+@pytest.mark.parametrize("call", [("GET", "/inbox/messages?"), ("POST", "/-/inbox/lease?limit=1&")])
+def test_a_client_of_0_1_leases_nothing_that_it_could_not_settle(server: Served, call: tuple[str, str]) -> None:
+    ask(server, "POST", "/inbox/messages", b"x")
+    status, _, reason = ask(server, call[0], f"{call[1]}visibility=30")
+    assert (status, b"upgrade the client to qworker 0.2" in reason) == (400, True)
+    assert json.loads(ask(server, "GET", "/-/inbox/stats")[2])["ready"] == 1
+
+
+async def test_a_server_of_0_1_is_refused_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qworker.server.native_routes.__version__", "0.1.0")
+    with served(memory()) as server:
+        backend = open_backend(f"mq+http://127.0.0.1:{server.port}")
+        with pytest.raises(BackendUnavailable, match=r"is qworker 0\.1\.0: upgrade the server to 0\.2 first"):
+            await backend.open()
+        await backend.aclose()
+
+
 @pytest.fixture(params=["mq", "file", "redis"])
 def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A store that outlives a server."""
@@ -218,9 +235,9 @@ def test_what_cannot_be_stored_is_503_and_says_when_to_come_again() -> None:
 def test_with_a_token_nobody_is_served_without_it() -> None:
     with served(memory(), token="correct horse") as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic correct horse"}):
-            status, _, body = ask(server, "PUT", "/q", **headers)
+            status, _, body = ask(server, "PUT", "/q", None, **headers)
             assert (status, b"Bearer TOKEN" in body) == (401, True)
-            assert ask(server, "GET", "/-/queues", **headers)[0] == 401
+            assert ask(server, "GET", "/-/queues", None, **headers)[0] == 401
         assert ask(server, "PUT", "/q", Authorization="Bearer correct horse")[0] == 201
         # From wherever: with the token it is no page of somebody else's.
         assert ask(server, "GET", "/q", Authorization="Bearer correct horse", Host="queue.example")[0] == 200
@@ -230,7 +247,7 @@ def test_without_a_token_web_pages_and_other_hosts_are_refused(server: Served) -
     assert ask(server, "POST", "/q/messages", b"x", Origin="http://evil.example")[0] == 403
     assert ask(server, "POST", "/q/messages", b"x", Sec_Fetch_Site="cross-site")[0] == 403
     for headers, reason in (({"Origin": "http://evil.example"}, b"web page"), ({"Host": "0.0.0.0"}, b"127.0.0.1")):
-        status, _, body = ask(server, "GET", "/q", **headers)
+        status, _, body = ask(server, "GET", "/q", None, **headers)
         assert (status, reason in body, b"QWORKER_HTTP_TOKEN" in body) == (403, True, True)
     assert ask(server, "POST", "/q/messages", b"x", Host="evil.example")[0] == 403
     assert ask(server, "GET", "/q")[0] == 404

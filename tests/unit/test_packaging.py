@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -14,6 +15,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
+import yaml
 from hatchling import build
 
 import qworker
@@ -22,6 +24,7 @@ from qworker.backend.registry import GROUP
 from qworker.cli.main import GROUP as COMMANDS
 from tests.support.archives import unpack
 from tests.support.exports import check_exports
+from tests.support.pages import pages
 
 # Building and starting interpreters takes its time on a busy machine.
 pytestmark = pytest.mark.timeout(300)
@@ -78,18 +81,20 @@ def test_every_package_of_the_tree_is_in_the_wheel_and_typed() -> None:
     assert all((ROOT / package / "py.typed").exists() for package in PACKAGES)
 
 
-def test_the_sdist_has_what_the_readme_tells_people_to_run(sdist: Path) -> None:
+def test_the_sdist_has_every_file_of_the_tree_and_nothing_else(sdist: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    tree = {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
     with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {
-        "Makefile",
-        ".ci/venv.sh",
-        "README.md",
-        "CHANGELOG.md",
-        "LICENSE",
-        "mkdocs.yml",
-        "tests/install-tools.sh",
-    } <= names
+        names = {member.name.partition("/")[2] for member in archive if not member.isdir()}
+    assert {"LICENSE", "tests/install-tools.sh", "docs/index.md"} <= names
+    assert names - tree == {"PKG-INFO"}
+    assert tree - names == {".git-blame-ignore-revs", ".pre-commit-config.yaml"}
 
 
 def test_a_wheel_runs_with_nothing_of_this_tree_on_the_path(wheel: Path, tmp_path: Path) -> None:
@@ -145,7 +150,66 @@ def test_every_module_says_what_it_exports(package: str) -> None:
 def test_the_version_is_one_everywhere() -> None:
     newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
-    assert newest.group(1) == qworker.__version__ == PROJECT["project"]["version"] == version("qworker-tasks")
+    assert newest.group(1) == qworker.__version__ == version("qworker-tasks")
+
+
+def test_pages_name_the_wheel_of_this_version() -> None:
+    wheels = [
+        found for page in pages() for found in re.findall(r"qworker_tasks-([\d.]+)-py3", (ROOT / page).read_text())
+    ]
+    assert set(wheels) == {qworker.__version__}
+
+
+def test_the_version_is_written_in_one_place(sdist: Path, wheel: Path) -> None:
+    assert "version" in PROJECT["project"]["dynamic"]
+    assert sdist.name == f"qworker_tasks-{qworker.__version__}.tar.gz"
+    assert wheel.name == f"qworker_tasks-{qworker.__version__}-py3-none-any.whl"
+
+
+FILES = ("qworker_tasks-0.2.0.tar.gz", "qworker_tasks-0.2.0-py3-none-any.whl")
+DATED = "# Changelog\n\n## 0.2.0 - 2026-12-01\n\n## 0.1.0 - unreleased\n"
+UNDATED = DATED.replace("2026-12-01", "unreleased")
+
+
+@pytest.mark.parametrize(
+    ("names", "changelog", "tag", "problem"),
+    [
+        (FILES, UNDATED, None, None),
+        (FILES, DATED, "v0.2.0", None),
+        (FILES, UNDATED, "v0.2.0", "must have the date"),
+        (FILES, DATED, "v0.2.1", "the tag must be v0.2.0"),
+        (FILES, DATED.replace("0.2.0", "0.3.0"), None, "must be that of 0.2.0"),
+        ((*FILES, "notes.txt"), DATED, None, "notes.txt is not a file of a release"),
+        ((*FILES, FILES[0].replace("2", "3")), DATED, None, "one sdist and one wheel"),
+        (FILES[:1], DATED, None, "one sdist and one wheel"),
+        ((), DATED, None, "one sdist and one wheel"),
+    ],
+)
+def test_only_the_files_of_one_dated_release_can_be_published(
+    names: tuple[str, ...], changelog: str, tag: str | None, problem: str | None
+) -> None:
+    check = runpy.run_path(str(ROOT / ".ci/check_release.py"))["problems"]
+    found = list(check(names, changelog, tag))
+    assert len(found) == (problem is not None)
+    assert problem is None or problem in found[0]
+
+
+def test_a_release_is_published_only_by_a_tag_and_after_what_a_dry_run_does() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    publish = jobs.pop("publish")
+    assert publish["if"] == "github.event_name == 'push'"
+    assert set(publish["needs"]) == jobs.keys()
+    # Only the job that publishes gets an identity, and it runs nothing of this tree.
+    assert publish["permissions"] == {"id-token": "write"}
+    assert all("id-token" not in job["permissions"] and "if" not in job for job in jobs.values())
+    assert not any("run" in step or "checkout" in step["uses"] for step in publish["steps"])
+    assert any(step.get("run") == 'make release TAG="$TAG"' for step in jobs["build"]["steps"])
+
+
+def test_a_release_is_installed_on_each_python_that_it_names() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+    assert jobs["install"]["strategy"]["matrix"]["python"] == named
 
 
 def test_the_build_backend_is_the_one_that_the_project_names() -> None:

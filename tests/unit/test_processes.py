@@ -1,4 +1,3 @@
-# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
 """Handlers in processes of their own: data goes in and out, and a death concerns one message."""
 
 import errno
@@ -96,8 +95,8 @@ async def test_every_outcome_comes_back_and_a_death_concerns_one_message(app, fu
     errors = {stored.message.body: stored.error for stored in await app.found(State.FAILED)}
     assert errors[b'{"task":"fail","args":[]}'] == "never"
     assert errors[b'{"task":"boom","args":[]}'].endswith("ValueError: boom")
-    assert errors[b'{"task":"die","args":[]}'] == "the handler's process died: killed by SIGKILL"
-    assert errors[b'{"task":"hang","args":[]}'] == "timed out after 0.2 seconds"
+    assert errors[b'{"task":"die","args":[]}'] == "code: poison\nthe handler's process died: killed by SIGKILL"
+    assert errors[b'{"task":"hang","args":[]}'] == "code: timeout\ntimed out after 0.2 seconds"
     assert [stored.error for stored in await app.found(State.DELAYED)] == ["again"]
     assert worker.counts.acked == 2
 

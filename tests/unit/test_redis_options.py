@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from qworker.backend.registry import open_backend
-from qworker.errors import InvalidURL
+from qworker.backend.store_rules import StoreRules
+from qworker.errors import InvalidURL, NotSupported
+from qworker.message import Draft
+from qworker.unique import Unique
 from qworker.url import BackendURL
 from qworker_redis.options import Options, TcpAddress, UnixAddress
 
@@ -115,3 +118,10 @@ def test_a_wrong_url_says_what_to_write(url: str, fix: str) -> None:
 def test_every_scheme_is_registered(scheme: str) -> None:
     backend = open_backend(f"{scheme}://user:secret@host")
     assert backend.describe() == f"{scheme}://user:***@host"
+
+
+def test_an_instance_for_a_cluster_has_the_deviations_of_clusters() -> None:
+    # A server in front of it reports them, and a call that is sent later is checked by them.
+    rules = StoreRules(open_backend("redis+cluster://host"))
+    with pytest.raises(NotSupported, match=r"redis\+cluster: does not support unique keys with scope"):
+        rules.check_later(Draft(body=b"", unique_key="k", unique=Unique(scope="app")), 0.0)

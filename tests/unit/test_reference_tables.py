@@ -23,8 +23,8 @@ from tests.support.reference import (
     written_settings,
 )
 
-CONFIGURATION = "docs/configuration.md"
-EVENTS = "docs/events.md"
+CONFIGURATION = "docs/reference/configuration.md"
+EVENTS = "docs/reference/events.md"
 # Schemes that the tables name by one of them.
 FAMILIES = {
     "redis": {"redis", "rediss", "unix", "redis+sentinel", "redis+cluster"},
@@ -63,10 +63,12 @@ def test_the_table_of_settings_has_every_option_of_every_command() -> None:
 
 
 def test_the_page_of_the_command_line_has_a_section_for_every_command() -> None:
-    text = (ROOT / "docs" / "cli.md").read_text()
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text()
     assert sorted(re.findall(r"^## `qworker ([^`]+)`$", text, re.MULTILINE)) == sorted(command_names())
     grouped = [
-        name for row in tables("docs/cli.md", "The command line")[-1] for name in re.findall(r"\[`(\S+)`\]", row[1])
+        name
+        for row in tables("docs/reference/cli.md", "The command line")[-1]
+        for name in re.findall(r"\[`(\S+)`\]", row[1])
     ]
     assert sorted(grouped) == sorted(name for name in command_names() if " " not in name)
 

@@ -1,4 +1,3 @@
-# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportOptionalOperand=false, reportOperatorIssue=false
 """What a worker does after each error: by the policy of the task, alike on each backend that counts deaths."""
 
 import importlib.util
@@ -162,7 +161,7 @@ async def test_a_message_of_an_unlimited_task_that_kills_its_workers_fails_and_t
     await burst(tasks)
     assert ran == ["neighbour"]
     (failed,) = await found(tasks, State.FAILED)
-    assert failed.error.startswith("5 attempts in a row killed their process or lost their lease, so this message may")
+    assert failed.error.startswith("code: poison\n5 attempts in a row killed their process or lost their lease")
     await tasks.aclose()
 
 
@@ -293,7 +292,7 @@ async def test_the_fifth_process_in_a_row_that_an_unlimited_task_kills_is_the_la
     worker = Worker(app, WorkerOptions(burst=True), draw=lambda: 0.0)
     assert await worker.run()
     (failed,) = await app.found(State.FAILED)
-    assert (failed.error, failed.message.tries) == ("the handler's process died: killed by SIGKILL", 4)
+    assert (failed.error, failed.message.tries) == ("code: poison\nthe handler's process died: killed by SIGKILL", 4)
     assert (worker.counts.retried, worker.counts.failed) == (1, 1)
 
 

@@ -39,6 +39,7 @@ async def tasks_in_memory() -> AsyncIterator[Tasks]:
         # A queue of another program.
         ("a:b", QueueShare("a:b")),
         ("a:b:2=3", QueueShare("a:b", 2, 3)),
+        ("a:5:1", QueueShare("a:5", 1)),
     ],
 )
 def test_a_queue_is_written_with_its_weight_and_its_concurrency(text: str, expected: QueueShare) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -123,9 +124,9 @@ def test_options_without_a_key_are_refused(tasks: Tasks) -> None:
     [
         ("sq:///nowhere", Unique(key="k"), "sq: does not support unique keys"),
         (
-            "redis://nowhere.invalid/0",
+            "redis+cluster://nowhere.invalid",
             Unique(key="k", scope="app"),
-            "redis: does not support unique keys across",
+            r"redis\+cluster: does not support unique keys across",
         ),
     ],
 )
@@ -157,6 +158,28 @@ async def test_a_file_system_without_exchanges_refuses_a_replacing_call_and_the_
     await app.aclose()
 
 
+async def test_links_among_the_keys_of_the_app_are_no_paths_and_those_of_gone_messages_are_removed(
+    tmp_path: Path,
+) -> None:
+    app = Tasks(f"file://{tmp_path}/root?sync=off")
+    backend = await app.backend()
+    draft = Draft(body=b"", unique_key="k", unique=Unique(scope="app"))
+    (first,) = await backend.publish("q", [draft])
+    (link,) = (tmp_path / "root" / ".keys").iterdir()
+    assert os.readlink(link) == f"q/{first}"
+    link.unlink()
+    link.symlink_to("../names")
+    (second,) = await backend.publish("q", [draft])
+    assert os.readlink(link) == f"q/{second}"
+    await backend.delete("q")
+    await backend.create("other")
+    (link.parent / ".other").mkdir()
+    (link.parent / ".left").symlink_to(f"q/{second}")
+    await backend.reap("other")
+    assert [path.name for path in link.parent.iterdir()] == [".other"]
+    await app.aclose()
+
+
 @pytest.mark.parametrize("label", [75, 76])
 async def test_a_long_label_does_not_cost_a_message_its_id_and_key_after_ten_tries(tmp_path: Path, label: int) -> None:
     app = Tasks(f"file://{tmp_path}/root?sync=off")
@@ -168,6 +191,66 @@ async def test_a_long_label_does_not_cost_a_message_its_id_and_key_after_ten_tri
     (lease,) = await backend.lease("q", 1, 60)
     assert (lease.message.id, lease.message.tries, lease.message.unique_key) == (name, 10, "k")
     await app.aclose()
+
+
+def test_a_debounced_call_with_a_due_time_is_refused_when_it_is_configured(tasks: Tasks) -> None:
+    debounce = Unique(by=("document",), again="debounce", wait=2)
+
+    @tasks.task(unique=debounce)
+    async def save(document: str) -> None: ...
+
+    for refused in (
+        lambda: save.using(delay=1),
+        lambda: save.using(due_at=2e9),
+        lambda: save.using(unique=Unique(key="k", again="debounce", wait=1), delay=1),
+        lambda: save.call("d").using(delay=1),
+        lambda: tasks.named("elsewhere").using(unique=Unique(key="k", again="debounce", wait=1), delay=1),
+        # So a schedule cannot get such a call.
+        lambda: save.call("d").using(unique=debounce, due_at=2e9),
+    ):
+        with pytest.raises(UsageError, match="a debounced call is due after wait: leave delay= and due_at= out"):
+            refused()
+    assert save.using(unique_key="k", delay=1).call("d").draft.delay == 1
+
+
+async def test_a_call_can_get_another_key_with_its_own_options(tasks: Tasks) -> None:
+    @tasks.task(unique=Unique(by=("user",), until="started", again="replace"))
+    async def work(user: int, full: bool = False) -> None: ...
+
+    call = work.call(7)
+    # Short for Unique(key="k"): nothing is left of the options of the task.
+    plain = call.using(unique_key="k").draft
+    assert (plain.unique_key, plain.unique) == ("k", None)
+    by = call.using(unique=Unique(by=("user", "full"), until="started")).draft
+    assert (by.unique_key, by.unique) == ("work(user=7,full=false)", Unique(until="started"))
+    with pytest.raises(UsageError, match="unique by 'usr' names no parameter"):
+        call.using(unique=Unique(by=("usr",)))
+    with pytest.raises(UsageError, match="unique and unique_key cannot be given together"):
+        call.using(unique=Unique(key="a"), unique_key="b")
+    named = tasks.named("elsewhere").call(1)
+    with pytest.raises(UsageError, match="needs the function of the task"):
+        named.using(unique=Unique(by=("user",)))
+    (first, second) = await tasks.enqueue_many([named.using(unique=Unique(key="n")), named.using(unique_key="n")])
+    assert (second.id, second.existed) == (first.id, True)
+
+
+@pytest.mark.parametrize("is_included", [False, True])
+def test_what_calls_need_is_checked_again_when_the_url_comes(
+    is_included: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QWORKER_URL", raising=False)
+    app: Tasks = Tasks()
+
+    @app.task
+    async def work() -> None: ...
+
+    work.using(unique=Unique(key="k"), max_tries=None)
+    outer: Tasks = Tasks() if is_included else app
+    if is_included:
+        outer.include(app)
+    with pytest.raises(NotSupported, match="task 'work' has unique=, but sq: does not support unique keys"):
+        outer.url = "sq:///nowhere"
+    outer.url = "memory://late"
 
 
 def test_a_key_that_is_held_is_a_conflict_for_http() -> None:

@@ -1,4 +1,4 @@
-"""Errors and help are in plain English (docs/internals/style.md)."""
+"""Errors and help are in plain English (docs/contribute/style.md)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ local function cancel(id, value)
   removed = removed + left
   call('HSET', errors, id, ARGV[1])
   call('ZADD', fail, text(now), id)
-  free_key(keys, key_of(value), id)
+  free_key(keys, id, value)
   tell_of(id, state, 0)
 end
 

@@ -61,10 +61,42 @@ local function note_publish(holds, id, now)
   call('ZADD', holds, text(now + LATE), '~' .. id)
 end
 
+-- The keys that count in all queues: a hash that belongs to no queue, and so to another slot than theirs. No message has
+-- such a key in a cluster. Its values are a queue, a slash and an id, which have no slashes.
+local APP_KEYS = '{qworker:}:appkeys'
+
+local function in_queue(keys, id)
+  return string.match(keys, '^{qworker:(.*)}:keys$') .. '/' .. id
+end
+
+-- Return the options of the key of a value: `a` if it counts in all queues, `s` if it is free from the first lease on.
+local function key_options(value)
+  if string.byte(value, 12) % 4 ~= 3 then return '' end
+  local at = 14 + string.byte(value, 13)
+  local length = struct.unpack('>I4', value, at)
+  return cmsgpack.unpack(string.sub(value, at + 4, at + 3 + length))[4] or ''
+end
+
+local function is_app_key(value)
+  return string.find(key_options(value), 'a', 1, true) ~= nil
+end
+
 -- Release the key of a message if the message is the pending one of it.
-local function free_key(keys, key, id)
-  if key and key ~= '' and call('HGET', keys, key) == id then
+local function free_key(keys, id, value)
+  local key = value and key_of(value)
+  if not key then return end
+  if is_app_key(value) then
+    if call('HGET', APP_KEYS, key) == in_queue(keys, id) then call('HDEL', APP_KEYS, key) end
+  elseif call('HGET', keys, key) == id then
     call('HDEL', keys, key)
+  end
+end
+
+local function give_key(keys, key, id, value)
+  if is_app_key(value) then
+    call('HSET', APP_KEYS, key, in_queue(keys, id))
+  else
+    call('HSET', keys, key, id)
   end
 end
 
@@ -75,13 +107,21 @@ local function holder_of(keys, msg, fail, done, key)
   return id
 end
 
+-- Return the message that has the key of a value, as the client gets it: its id, or its queue, a slash and its id.
+local function other_holder(keys, msg, fail, done, key, value)
+  if not is_app_key(value) then return holder_of(keys, msg, fail, done, key) end
+  local found = call('HGET', APP_KEYS, key)
+  if not found then return nil end
+  local queue, id = string.match(found, '^([^/]*)/(.*)$')
+  local there = '{qworker:' .. queue .. '}:'
+  if call('HEXISTS', there .. 'msg', id) == 0 then return nil end
+  if call('ZSCORE', there .. 'fail', id) or call('ZSCORE', there .. 'done', id) then return nil end
+  return there .. 'keys' == keys and id or found
+end
+
 -- Return whether the key of a value is free from the first lease of its message on.
 local function is_free_when_started(value)
-  local flags = string.byte(value, 12)
-  if flags % 4 ~= 3 then return false end
-  local at = 14 + string.byte(value, 13)
-  local length = struct.unpack('>I4', value, at)
-  return cmsgpack.unpack(string.sub(value, at + 4, at + 3 + length))[4] == 's'
+  return string.find(key_options(value), 's', 1, true) ~= nil
 end
 
 -- Return whether the error that is kept of a failed message says that it was cancelled.

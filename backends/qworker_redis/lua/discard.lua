@@ -17,7 +17,7 @@ for i = 1, #ARGV, 3 do
     call('ZREM', set, id)
     local value = call('HGET', msg, id)
     if value then
-      free_key(keys, key_of(value), id)
+      free_key(keys, id, value)
       call('HDEL', msg, id)
     end
     call('HDEL', errors, id)

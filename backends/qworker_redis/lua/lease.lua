@@ -55,7 +55,7 @@ end
 local function claim_all()
   -- Some messages of this queue have keys that are free from the first lease on.
   for i = 1, state[6] and #ids or 0 do
-    if values[i] and is_free_when_started(values[i]) then free_key(keys, key_of(values[i]), ids[i]) end
+    if values[i] and is_free_when_started(values[i]) then free_key(keys, ids[i], values[i]) end
   end
   -- Rows may be left for another worker.
   if #ids == limit and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end

@@ -5,7 +5,7 @@
 --   special: '' for a message with nothing unusual; i if the client was given its id; or tries (2 bytes), delay us (8),
 --     due us (8; 0: none), priority (1; 64 more if the client was given the id; 128 more if this is next: us for which
 --     the id stays taken (8); 32 more if this is next: what is done if a message that waits has the key (1; 1: replace
---     it, 2: debounce it; 4 more: the key is free when the message is leased), us to wait (8), us at most (8; 0: any)),
+--     it, 2: debounce it; 4 more: the key is free when the message is leased; 8 more: it counts in all queues), us to wait (8), us at most (8; 0: any)),
 --     big-endian, and the key
 --   rest: the value without its tries and order
 -- RETURNS: [1 if the queue is new, then pairs of a message's number and the id that is stored instead of it]; or
@@ -103,6 +103,10 @@ local function put_special(i, id)
   if priority > 31 then
     priority = priority - 32
     again, wait, most, at = struct.unpack('>BI8I8', special, at)
+    if again > 7 then
+      again = again - 8
+      check_types({}, {APP_KEYS}, {})
+    end
     if again > 3 then
       again = again - 4
       call('HSET', meta, 'started', '1')
@@ -113,14 +117,14 @@ local function put_special(i, id)
   if again == 2 then due = now + wait end
   local value = struct.pack('>I2I8', tries, now + i) .. ARGV[3 * i + 2]
   if key ~= '' then
-    local holder = holder_of(keys, msg, fail, done, key)
+    local holder = other_holder(keys, msg, fail, done, key, value)
     if holder and (again == 0 or not call('ZSCORE', leased, holder)) then
       insert(answer, i)
       insert(answer, holder)
       if again > 0 then replace(holder, ARGV[3 * i + 2], due, again, wait, most, hold) end
       return
     end
-    call('HSET', keys, key, id)
+    give_key(keys, key, id, value)
   end
   if hold > 0 then call('ZADD', holds, text(now + hold), id) end
   if key ~= '' then return put_waiting(id, value, due) end

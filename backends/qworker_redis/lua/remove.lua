@@ -13,7 +13,7 @@ local sets = {leased = leased, delayed = delayed, fail = fail, done = done}
 -- A message that has probably not been leased keeps no hold, as in a directory.
 local function drop(id, value, state)
   if (state == 'ready' or state == 'delayed') and struct.unpack('>I2', value) == 0 then call('ZREM', holds, id) end
-  free_key(keys, key_of(value), id)
+  free_key(keys, id, value)
   call('HDEL', msg, id)
   call('HDEL', errors, id)
 end

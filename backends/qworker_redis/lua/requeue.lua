@@ -13,7 +13,7 @@ local count, answer = 0, {}
 for _, id in ipairs(selected(fail)) do
   local value = call('ZSCORE', fail, id) and call('HGET', msg, id)
   local key = value and key_of(value)
-  local holder = key and holder_of(keys, msg, fail, done, key)
+  local holder = key and other_holder(keys, msg, fail, done, key, value)
   if holder then
     insert(answer, key)
     insert(answer, holder)
@@ -22,7 +22,7 @@ for _, id in ipairs(selected(fail)) do
       value = with_deaths(struct.pack('>I2', 0) .. string.sub(value, 3), 0)
       call('HSET', msg, id, value)
       call('HDEL', errors, id)
-      if key then call('HSET', keys, key, id) end
+      if key then give_key(keys, key, id, value) end
       make_ready(sorted, id, value)
       count = count + 1
     end

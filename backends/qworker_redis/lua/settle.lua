@@ -26,7 +26,7 @@ local function wait_or_run(id, value, delay)
 end
 
 local function ack(id, key)
-  free_key(keys, key, id)
+  if key and key ~= '' then free_key(keys, id, call('HGET', msg, id)) end
   if keep == '' then
     drop({id})
   else
@@ -41,7 +41,7 @@ local function finish(how, id, _, delay, reason, key)
   if how == 'p' then
     keep_error(errors, id, reason)
     call('ZADD', fail, text(now), id)
-    free_key(keys, key, id)
+    free_key(keys, id, value)
   elseif how == 't' or how == 'd' then
     keep_error(errors, id, reason)
     wait_or_run(id, value, delay)

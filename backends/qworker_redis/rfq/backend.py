@@ -1,4 +1,4 @@
-"""The backend of `rfq:` URLs; docs/protocols/rfq.md describes the keys."""
+"""The backend of `rfq:` URLs; docs/reference/protocols/rfq.md describes the keys."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class RfqBackend(Backend):
         """Create an instance for `rfq://[user:password@][host[:port]][/db]`.
 
         Without a host, `RFQ_REDIS_HOST` and `RFQ_REDIS_PORT` name the server. Options: `timeout`, `retry_timeout`,
-        `min_replicas`, `keep_failed`, `max_body`; see docs/redis.md.
+        `min_replicas`, `keep_failed`, `max_body`; see docs/reference/redis.md.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
 

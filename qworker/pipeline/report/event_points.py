@@ -8,6 +8,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from qworker.failure_text import BLANKED
 from qworker.pipeline.timelines import RUN_ENDS, build_timelines
 
 __all__ = ["clip", "event_points", "normalize_error"]
@@ -79,7 +80,7 @@ def clip(found: DataFrame, since: float | None, until: float | None) -> DataFram
 
 
 def normalize_error(error: Column) -> Column:
-    """Return an error without the parts that differ between messages: quoted text, ids and numbers."""
-    plain = F.regexp_replace(error, r"""'[^']*'|"[^"]*\"""", "'...'")
-    plain = F.regexp_replace(plain, r"\b(?=[a-fA-F-]*[0-9])[0-9a-fA-F-]{6,}\b", "#")
-    return F.regexp_replace(plain, "[0-9]+", "#")
+    """Return an error without what differs between messages: quoted text, ids and numbers. See `blank_values`."""
+    for pattern, replacement in BLANKED:
+        error = F.regexp_replace(error, pattern.pattern, replacement)
+    return error

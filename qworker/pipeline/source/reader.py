@@ -102,6 +102,10 @@ class FilteredMessagesReader(MessagesReader):
                 self._conditions += (taken,)
 
 
+class _LogPart(InputPartition):
+    """One log of the history; its value is the log's name."""
+
+
 @one_line_errors
 class EventsReader(DataSourceReader):
     """The reader of the table `events`: the history after the positions of the option `after`.
@@ -121,12 +125,12 @@ class EventsReader(DataSourceReader):
 
     async def _divide(self) -> list[InputPartition]:
         async with open_store(self._options.url) as backend:
-            return [InputPartition(part) for part in await backend.history.logs()]
+            return [_LogPart(part) for part in await backend.history.logs()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part, in a task."""
-        # Without a log, Spark reads one partition without a value.
-        if partition.value is not None:
+        # Without a log, Spark reads one partition of its own: None in Spark 4.0.
+        if isinstance(partition, _LogPart):
             yield from batches(lambda: self._pages(partition.value))
 
     async def _pages(self, part: str) -> AsyncIterator[pa.RecordBatch]:

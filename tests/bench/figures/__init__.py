@@ -35,6 +35,7 @@ FIGURES = (
     "ids",
     "jobs",
     "held",
+    "priorities",
     "redis",
     "redis_latency",
     "rfq",

@@ -1,6 +1,4 @@
 """`manage.py qworker`: the command `qworker`, after Django is set up."""
-# Django has no type hints.
-# pyright: basic
 
 from __future__ import annotations
 

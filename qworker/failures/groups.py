@@ -1,0 +1,117 @@
+"""Groups of failures: failed messages with the same task and the same error, apart from its values."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+
+from qworker.envelope import Envelope, open_envelope
+from qworker.failure_text import blank_values, code_of, summary
+from qworker.message import Message, StoredMessage
+from qworker.parcel import unpack
+
+__all__ = ["FailureGroup", "GroupCounts", "GroupedFailures", "group_of", "make_group", "task_of"]
+
+# Characters of an error that count.
+_MOST = 300
+# Groups that are told apart. An error without a pattern, such as a random text, would have a group for each message.
+_MOST_GROUPS = 10_000
+_TYPE = re.compile(r"([^\W\d]\w*(?:\.\w+)*)(?=:|\Z)")
+
+
+class FailureGroup(msgspec.Struct, frozen=True):
+    """What failed messages have in common.
+
+    Attributes:
+        key: A short text that identifies the group in every store and release.
+        task: The task's name. None: raw messages.
+        code: Why they failed: `error`, `timeout`, `poison`, `arguments`, `expired` or `cancelled`.
+        error_type: The class of the exception. Empty: the error is not an exception.
+        error: The first line of the error, without quoted text, numbers and ids.
+    """
+
+    key: str
+    task: str | None
+    code: str
+    error_type: str
+    error: str
+
+
+class GroupCounts(msgspec.Struct, kw_only=True):
+    """A group as it is stored in a queue.
+
+    Attributes:
+        group: The group. None: all further messages, if there are more than 10,000 groups.
+        count: Number of messages.
+        first_at: Unix seconds at which the first one failed. None: the store does not know it.
+        last_at: Unix seconds at which the last one failed.
+        example: The id of the last one.
+    """
+
+    group: FailureGroup | None
+    count: int = 0
+    first_at: float | None = None
+    last_at: float | None = None
+    example: str = ""
+
+    def add(self, stored: StoredMessage) -> None:
+        """Count a message."""
+        at = stored.finished_at
+        self.count += 1
+        if at is not None and (self.first_at is None or at < self.first_at):
+            self.first_at = at
+        if not self.example or (at is not None and (self.last_at is None or at >= self.last_at)):
+            self.last_at, self.example = at, stored.message.id
+
+
+class GroupedFailures:
+    """Counts failed messages by their group, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._counts: dict[FailureGroup, GroupCounts] = {}
+        self._others = GroupCounts(group=None)
+
+    def add(self, stored: StoredMessage) -> None:
+        """Count a failed message."""
+        group = group_of(stored)
+        counts = self._counts.get(group)
+        if counts is None and len(self._counts) < _MOST_GROUPS:
+            counts = self._counts[group] = GroupCounts(group=group)
+        (self._others if counts is None else counts).add(stored)
+
+    def largest(self) -> list[GroupCounts]:
+        """Return the groups, the largest first, and the group of all further messages at the end."""
+        found = sorted(self._counts.values(), key=lambda counts: counts.count, reverse=True)
+        return [*found, self._others] if self._others.count else found
+
+
+def group_of(stored: StoredMessage) -> FailureGroup:
+    """Return the group of a failed message."""
+    return make_group(task_of(stored.message), stored.error)
+
+
+def make_group(task: str | None, error: str | None) -> FailureGroup:
+    """Return the group of a task's error.
+
+    Args:
+        task: The task's name, or None.
+        error: The text that is kept with the message, such as a traceback.
+    """
+    text = error or ""
+    code = code_of(text) or "error"
+    line = summary(text)[:_MOST]
+    found = _TYPE.match(line)
+    blanked = blank_values(line)
+    parts = "\0".join(("" if task is None else f"task {task}", code, blanked))
+    key = hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()[:10]
+    return FailureGroup(key, task, code, "" if found is None else found[1], blanked)
+
+
+def task_of(message: Message) -> str | None:
+    """Return the task that a message calls, also if its envelope is not valid. None: a raw message."""
+    opened = open_envelope(unpack(message).body)
+    if isinstance(opened, Envelope):
+        return opened.task
+    return None if opened is None else opened[0]
