@@ -17,15 +17,11 @@ from qworker.backend.offers import OffersCount, QueueCount
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendError, QueueNotFound
 
-__all__ = ["CountFailed", "count_in_process", "main"]
+__all__ = ["count_in_process", "main"]
 
 _NICE = 10
 # The module is imported with the same search path as here, wherever it comes from.
 _START = "import sys; sys.path[:] = sys.argv[1:]; from qworker.backend.count_process import main; main()"
-
-
-class CountFailed(BackendError):
-    """The process that counts has ended without an answer."""
 
 
 class _Order(msgspec.Struct, frozen=True):
@@ -48,7 +44,7 @@ async def count_in_process(url: str, queue: str) -> tuple[QueueCount, float]:
 
     Raises:
         QueueNotFound: The queue does not exist.
-        CountFailed: The process could not count.
+        BackendError: The process could not count.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -68,9 +64,11 @@ async def count_in_process(url: str, queue: str) -> tuple[QueueCount, float]:
     try:
         answer = msgspec.json.decode(output, type=_Answer)
     except msgspec.DecodeError:
-        raise CountFailed(f"the process that counts {queue!r} ended with status {process.returncode}") from None
+        raise BackendError(
+            f"cannot count {queue!r}: the process that counts it ended with status {process.returncode}"
+        ) from None
     if answer.problem is not None:
-        raise CountFailed(answer.problem)
+        raise BackendError(answer.problem)
     if answer.count is None:
         raise QueueNotFound(queue)
     return answer.count, answer.cpu_s
