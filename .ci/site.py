@@ -1,4 +1,8 @@
-"""Hooks of mkdocs: the examples are part of the site, and pages link to them by their place in the repository."""
+"""Hooks of mkdocs.
+
+The examples are part of the site, and pages link to them by their place in the repository. For programs that read the
+site, each page is there as Markdown too, and `llms.txt` lists them.
+"""
 
 from __future__ import annotations
 
@@ -25,3 +29,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Let links to the examples lead into the site: there they lie beside the pages, and not beside `docs/`."""
     up = "../" * page.file.src_uri.count("/")
     return markdown.replace(f"](../{up}examples/", f"]({up}examples/")
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write each page of `docs/` as Markdown, and their list."""
+    site, docs = Path(config.site_dir), Path(config.docs_dir)
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    for path in sorted(docs.rglob("*.md")):
+        name = path.relative_to(docs)
+        text = path.read_text()
+        (site / name).write_text(text)
+        lines.append(f"- [{text.partition(chr(10))[0].removeprefix('# ')}]({name})")
+    (site / "llms.txt").write_text("\n".join([*lines, ""]))
