@@ -1,6 +1,4 @@
 """qworker as an app of a Django site, for its command."""
-# Django has no type hints.
-# pyright: basic
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from qworker.kit.mounts import Mount, ext4_options, find_mount
 from qworker.kit.store_errors import store_errors
 from qworker.url import BackendURL
 
-__all__ = ["FileSystem", "durability_at", "shared_option"]
+__all__ = ["LOCAL", "FileSystem", "durability_at", "shared_option"]
 
 # Only this host uses these. Every other type may be shared by hosts, which do not see each other's locks and changes.
-_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"})
+LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"})
 # The numbers of these types, as `statfs` returns them: ext2 to ext4 have one. A chroot shows no mounts.
 _LOCAL_NUMBERS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994, 0x794C7630})
 _JOURNALED = frozenset({"xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"})
@@ -44,7 +44,7 @@ class FileSystem:
         self.has_barriers = options.isdisjoint(_NO_BARRIERS)
         # ext4 in its usual mode: a journal commit writes everything that was allocated before it (`GroupCommit.data`).
         self.is_ordered = "data=ordered" in journal
-        self.is_local = self.kind in _LOCAL if self.kind else file_system_number(directory) in _LOCAL_NUMBERS
+        self.is_local = self.kind in LOCAL if self.kind else file_system_number(directory) in _LOCAL_NUMBERS
 
     @property
     def survives_power_loss(self) -> bool:

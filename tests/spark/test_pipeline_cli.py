@@ -1,4 +1,3 @@
-# pyright: basic
 """`qworker pipeline`: what people type, what they see, and what they do not."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportOptionalOperand=false, reportCallIssue=false
 """Options of one call travel with it, and count in the worker instead of the task's own."""
 
 import itertools

@@ -1,4 +1,3 @@
-# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportOptionalOperand=false, reportCallIssue=false, reportMissingImports=false
 """`Context.check_lease`: a handler learns that its lease is lost before its worker has cancelled it."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
 """Whatever one message causes fails that message: its worker, and the messages beside it, go on."""
 
 from __future__ import annotations

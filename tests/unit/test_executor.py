@@ -1,4 +1,3 @@
-# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportOptionalOperand=false, reportCallIssue=false
 """How messages end, by what their handler does."""
 
 import asyncio

@@ -1,4 +1,3 @@
-# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportRedeclaration=false
 """`on_failure`: a message that fails for good is reported once, before it is failed."""
 
 import asyncio

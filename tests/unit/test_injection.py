@@ -1,4 +1,3 @@
-# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportOptionalOperand=false, reportCallIssue=false
 """Injected parameters: filled where the handler runs, closed before the outcome is stored, no part of the message."""
 
 import asyncio

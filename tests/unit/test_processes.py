@@ -1,4 +1,3 @@
-# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
 """Handlers in processes of their own: data goes in and out, and a death concerns one message."""
 
 import errno

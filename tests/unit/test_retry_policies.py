@@ -1,4 +1,3 @@
-# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportOptionalOperand=false, reportOperatorIssue=false
 """What a worker does after each error: by the policy of the task, alike on each backend that counts deaths."""
 
 import importlib.util

@@ -1,4 +1,3 @@
-# pyright: basic
 """The shares of a worker's queues: weights, a strict order, and limits for single queues."""
 
 from __future__ import annotations

@@ -76,6 +76,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
     # Where the app is: the module, the name in it, and the URL. None: no other process can import it.
     app: tuple[str, str, str | None] | None = None
+    # The function to call before anything of the app is imported: its module, a colon and its name.
+    prepare: str | None = None
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,7 +249,7 @@ def main(descriptor: int) -> None:
         setup = receive_setup(parent)
         if setup is None:
             return
-        handlers = Handlers(setup.main, setup.logging, setup.app)
+        handlers = Handlers(setup)
         providers = WorkerProviders(log_provider)
         link = ParentLink(parent, RunRequest)
         try:
@@ -387,20 +389,15 @@ class Handlers:
     """The app, and functions by module and name. The parent's script is run once, under another name than `__main__`.
 
     Args:
-        main_path: The parent's script.
-        logging: See `ChildSetup`.
-        app: See `ChildSetup`.
+        setup: What the parent has sent.
     """
 
-    def __init__(
-        self,
-        main_path: str | None,
-        logging: tuple[bool | None, str] | None,
-        app: tuple[str, str, str | None] | None,
-    ) -> None:
-        self._main_path = main_path
-        self._logging = logging
-        self._place = app
+    def __init__(self, setup: ChildSetup) -> None:
+        self._main_path = setup.main
+        self._logging = setup.logging
+        self._place = setup.app
+        # None: there is none, or it has returned.
+        self._preparation = setup.prepare
         self._app: Any = None
         # The apps that have the parent's URL although their own place cannot be imported here.
         self._with_url: list[Any] = []
@@ -416,6 +413,7 @@ class Handlers:
         key = request.module, request.qualname, request.message.queue if request.raw else None
         known = self._known.get(key)
         if known is None:
+            self._prepare()
             known = self._known[key] = self._find(*key)
             if self._logging is not None:
                 logs.show_standard_logging(*self._logging)
@@ -432,6 +430,7 @@ class Handlers:
     def app(self) -> Any:
         """Import the app as the parent did, with the modules that it names, and give it the parent's URL."""
         if self._app is None and self._place is not None:
+            self._prepare()
             module, name, url = self._place
             app: Any = self.module(module)
             for part in name.split("."):
@@ -441,6 +440,12 @@ class Handlers:
             app._import_modules(importlib.import_module)  # noqa: SLF001
             self._app = app
         return self._app
+
+    def _prepare(self) -> None:
+        if self._preparation is not None:
+            module, _, function = self._preparation.partition(":")
+            getattr(importlib.import_module(module), function)()
+            self._preparation = None
 
     def _use_url(self, app: Any, url: str | None) -> None:
         """Give the parent's URL to an app whose own place cannot be imported here, once."""

@@ -51,7 +51,7 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(parent: socket.socket, setup: ChildSetup) -> None:
-    handlers = Handlers(setup.main, setup.logging, setup.app)
+    handlers = Handlers(setup)
     link = ParentLink(parent, RunRequest)
     request = await asyncio.to_thread(link.next_request)
     while request is not None:

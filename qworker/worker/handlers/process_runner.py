@@ -31,6 +31,7 @@ from qworker.task import Handler, RawHandler
 from qworker.worker.delivery import Delivery
 from qworker.worker.handlers.child_main import ChildSetup, RunReply, RunRequest
 from qworker.worker.handlers.parent_link import LENGTH, STOPPING, to_frame
+from qworker.worker.handlers.preparation import preparation
 
 __all__ = ["ProcessRunner", "app_place", "check_importable", "process_limit"]
 
@@ -118,7 +119,13 @@ class HandlerProcess:
         """
         loop = asyncio.get_running_loop()
         if not self._set_up:
-            setup = ChildSetup(main=_main_path(), logging=logs.configured(), parent=os.getpid(), app=self._app)
+            setup = ChildSetup(
+                main=_main_path(),
+                logging=logs.configured(),
+                parent=os.getpid(),
+                app=self._app,
+                prepare=preparation(),
+            )
             await self._send(setup)
             self._set_up = True
         if stopping():

@@ -1,6 +1,4 @@
 """`manage.py qworker`: the command `qworker`, after Django is set up."""
-# Django has no type hints.
-# pyright: basic
 
 from __future__ import annotations
 
@@ -9,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.utils.module_loading import autodiscover_modules
 
 from qworker.cli.main import main
+from qworker.django.site import set_up
 from qworker.errors import UsageError
+from qworker.worker.handlers.preparation import prepare_with
 
 __all__ = ["Command"]
 
@@ -56,7 +55,9 @@ class Command(BaseCommand):
 def _run(arguments: Sequence[str]) -> int:
     try:
         # A handler can then be found by its name, and an app's tasks are complete when a worker starts.
-        autodiscover_modules("tasks")
+        set_up()
     except UsageError as error:
         raise SystemExit(f"qworker: {error}") from error
+    # They are not started by manage.py, and import the same tasks.
+    prepare_with(f"{set_up.__module__}:{set_up.__name__}")
     return main(arguments)
