@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker import Backoff, Draft, Fail, Retry, Tasks, Unique
+from qworker import Backoff, Draft, Fail, Retry, Tasks
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidArguments, NotSupported
 from qworker.failure_text import RemoteFailure
