@@ -1,4 +1,8 @@
-"""Hooks of mkdocs: the examples and pages of the root are part of the site, and pages link to them by their place."""
+"""Hooks of mkdocs.
+
+The examples and pages of the root are part of the site, and pages link to them by their place. For programs that read
+the site, each page is there as Markdown too, and `llms.txt` lists them.
+"""
 
 from __future__ import annotations
 
@@ -32,3 +36,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     for target in ("examples/", *_PAGES):
         markdown = markdown.replace(f"](../{up}{target}", f"]({up}{target}")
     return markdown
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write each page of `docs/` as Markdown, and their list."""
+    site, docs = Path(config.site_dir), Path(config.docs_dir)
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    for path in sorted(docs.rglob("*.md")):
+        name = path.relative_to(docs)
+        text = path.read_text()
+        (site / name).write_text(text)
+        lines.append(f"- [{text.partition(chr(10))[0].removeprefix('# ')}]({name})")
+    (site / "llms.txt").write_text("\n".join([*lines, ""]))

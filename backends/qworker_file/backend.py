@@ -8,13 +8,14 @@ from typing import ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
-from qworker.backend.offers import QueueGlance
+from qworker.backend.offers import QueueCount, QueueGlance
 from qworker.backend.unique_keys import give_ids, refuse_pending
 from qworker.cell import Cell, CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.failure_text import cancelled_text
 from qworker.history.directory import DirectoryHistory
 from qworker.kit.directory.opener import StoreOpener
+from qworker.kit.directory.samples import DirectorySamples
 from qworker.kit.directory.wait import wait_for_work
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import FileSystem, durability_at
@@ -44,6 +45,7 @@ from qworker_file.bulk import FileBulkStore
 from qworker_file.cancel import cancel
 from qworker_file.cell_wait import wait_for_either
 from qworker_file.cells import carry_out, queues_with_group, reply_without_cells
+from qworker_file.count import version_of
 from qworker_file.deviations import DEVIATIONS
 from qworker_file.holds import held_until
 from qworker_file.lease import extend
@@ -211,6 +213,7 @@ class FileBackend(Backend):
         """Delete a queue."""
         with store_errors(f"delete {queue!r}"):
             if self._stores.get_queue(queue) is not None:
+                self.samples().remove(queue)
                 await admin.delete_queue(self._stores.open(), queue)
 
     async def stats(self, queue: str) -> QueueStats:
@@ -279,6 +282,20 @@ class FileBackend(Backend):
         """Glance at a queue without listing it."""
         with store_errors(f"read {queue!r}"):
             return self._browser(queue).glance(self._options.retention)
+
+    async def count(self, queue: str, most: int | None = None) -> QueueCount | None:
+        """Count the messages of a queue and their tasks."""
+        with store_errors(f"count {queue!r}"), (browser := self._browser(queue)).files:
+            return await browser.count_details(self._options.retention, most)
+
+    async def count_version(self, queue: str) -> str | None:
+        """Read the times of the queue's directories."""
+        with store_errors(f"read {queue!r}"), self._stores.require_queue(queue).files as files:
+            return version_of(files)
+
+    def samples(self) -> DirectorySamples:
+        """Return the files in `.samples/`."""
+        return DirectorySamples(self._directory, shared=bool(self._options.dir_mode & 0o020))
 
     async def held_until(self, queue: str, message_id: str) -> float | None:
         """Return the end of the hold of an id."""

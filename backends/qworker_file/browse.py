@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
-from qworker.backend.offers import COUNTED, QueueGlance
+from qworker.backend.offers import COUNTED, QueueCount, QueueGlance
 from qworker.clock import Clock
 from qworker.failure_text import cancelled_text
 from qworker.kit.directory.browser import MessageFile, QueueBrowser
@@ -15,6 +15,7 @@ from qworker.kit.files import has_at_most, has_entry, name_slices
 from qworker.kit.opening import open_directory
 from qworker.kit.parts import HashShare
 from qworker.message import Message, MessageRef, State
+from qworker_file.count import DetailedTally, TooManyMessages, version_of
 from qworker_file.foreign import read_arguments
 from qworker_file.id_place import Place, locate
 from qworker_file.layout import QueueDir
@@ -71,12 +72,40 @@ class FileBrowser(QueueBrowser[QueueDir]):
                 async for names in name_slices(directory):
                     yield [self._plain(state, directory, name) for name in names if name[0] != "."]
 
+    async def count_details(self, retention: Mapping[str, str], most: int | None) -> QueueCount | None:
+        """Count every state and the tasks; None if the queue has more than `most` messages.
+
+        Raises:
+            OSError: It cannot be listed.
+        """
+        version = version_of(self.files)
+        tally = DetailedTally(most)
+        try:
+            await self._list_into(tally)
+        except TooManyMessages:
+            return None
+        return QueueCount(
+            stats=await self._stats(tally, retention),
+            exact=version == version_of(self.files),
+            version=version,
+            next_due=tally.next_due,
+            tasks=dict(tally.tasks.most_common()),
+            first=[self._id_of(item) for item in tally.first],
+            last=[self._id_of(item) for item in tally.last],
+        )
+
     async def _tally(self) -> Tally:
         """Count the names of every directory without making an object of each."""
         tally = Tally()
+        await self._list_into(tally)
+        return tally
+
+    async def _list_into(self, tally: Tally) -> None:
+        """List the directories in the order in which messages pass through them."""
         async for waiting in self._waiting():
             for state in (State.READY, State.DELAYED):
                 tally.add(state, [file.item for file in waiting if file.state is state])
+            tally.add_due([file.at for file in waiting if file.state is State.DELAYED])
         async for staged in self._staged():
             tally.add(State.READY, [file.item for file in staged])
         files = self.files
@@ -87,7 +116,6 @@ class FileBrowser(QueueBrowser[QueueDir]):
         for state, directory in ((State.FAILED, files.fail), (State.DONE, files.done)):
             async for names in name_slices(directory):
                 tally.add(state, [name for name in names if name[0] != "."])
-        return tally
 
     def _staged(self) -> AsyncIterator[list[StagedFile]]:
         """List the staged files of sealed loads. A load that cannot be read is recorded, and hides no other message."""
@@ -211,7 +239,10 @@ class FileBrowser(QueueBrowser[QueueDir]):
 
         A file of another program, which does not have an item's name yet, gets a digest of it.
         """
-        item = plain_item(file.item) if file.state is State.FAILED else file.item
+        return self._id_of(plain_item(file.item) if file.state is State.FAILED else file.item)
+
+    @staticmethod
+    def _id_of(item: str) -> str:
         return parse_id(item) or "x-" + hashlib.sha256(os.fsencode(item)).hexdigest()[:40]
 
     def finished_at(self, status: os.stat_result) -> float:

@@ -458,6 +458,8 @@ class _Reservation:
         self._is_busy = outcome is Replaced.BUSY
         if outcome is Replaced.YES:
             self.found.replaced.append(new)
+            # It is visible, and this call may wait for other keys. A call that finds it locked cannot replace it.
+            fcntl.flock(plan.fd, fcntl.LOCK_UN)
             return Holder.LIVE
         self._link(plan, plan.given_id)
         self._busy_count += self._is_busy

@@ -23,7 +23,8 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -39,6 +40,7 @@ __all__ = [
     "alias_target",
     "byte_length",
     "cancelled_name",
+    "count_labels",
     "delay_name",
     "first_moment",
     "given_id",
@@ -190,6 +192,28 @@ def _parse_unusual(name: str, local: bool) -> Item | None:
         deaths=_deaths(tries),
         priority=priority or 0,
     )
+
+
+def count_labels(items: Sequence[str]) -> Counter[str]:
+    """Return the number of items with each task label. "" is for items without one, and of other programs.
+
+    The items of one publisher and task differ in their first 25 characters only, so few of them are parsed.
+    """
+    usual = [item[25:] for item in items if item[25:26] == item[0] == item[15:16]]
+    labels: Counter[str] = Counter()
+    for end, count in Counter(usual).items():
+        labels[_label(f"{end[0]}20000101000000{end[0]}000000000{end}")] += count
+    if len(usual) < len(items):
+        labels.update(_label(item) for item in items if not item[25:26] == item[0] == item[15:16])
+    return labels
+
+
+def _label(item: str) -> str:
+    parsed = parse_item(item)
+    if parsed is None or not parsed.is_own or len(parsed.arguments) != 1 or alias_target(parsed.arguments) is not None:
+        return ""
+    # Other programs can give a file a name that is not valid text.
+    return os.fsencode(parsed.arguments[0]).decode(errors="replace")
 
 
 def parse_id(name: str) -> str | None:

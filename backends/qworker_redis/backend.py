@@ -56,6 +56,7 @@ from qworker_redis.parts import browse_share
 from qworker_redis.publish import RedisPublisher, encode_draft
 from qworker_redis.reap import RedisQueueReaper
 from qworker_redis.register import QueueRegister
+from qworker_redis.samples import RedisSamples
 from qworker_redis.settle import RedisSettler
 from qworker_redis.store import RedisStore
 from qworker_redis.topology import queue_slot
@@ -259,6 +260,10 @@ class RedisBackend(Backend):
         return await cancel(self._pool, queue, ids, cancelled_text(by), selection.state, only or {})
 
     # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
+
+    def samples(self) -> RedisSamples:
+        """Return the strings of samples."""
+        return RedisSamples(self._pool)
 
     async def count_too_large(self, queue: str) -> int:
         """Return how many messages are delayed because they are larger than `max_body`."""

@@ -157,6 +157,10 @@ class RedisHistory(HistoryStore):
             name for name in names if await self._pool.command(queue_slot(name), "EXISTS", queue_key(name, "history"))
         ]
 
+    async def logs_of(self, queues: Sequence[str]) -> list[str]:
+        """Return the queues: each has its own stream."""
+        return list(queues)
+
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """Read the entries of a queue's stream.
 

@@ -28,6 +28,7 @@ PARTS = {
     "cellnames": "zset",
     "wake": "list",
     "history": "stream",
+    "samples": "string",
     "jobs": "hash",
     "seals": "hash",
 }

@@ -6,7 +6,9 @@ protocol's own source of messages for `qworker scan`. `follower` reads a store t
 `count_too_large` counts the messages that a store delays because of their size. `glance` is what `explain` needs of a
 queue, for a store in which `stats` takes as long as the queue is deep. `held_until` reads a hold. `queues_with_cells`
 finds out of many queues those that may have cells. `time` is the time of the store. `heads` lists finished messages
-without their bodies, for the archive. Import modules that only such a method needs inside it.
+without their bodies, for the archive. `count` and `count_version` are for samplers, in a store in which `stats` takes
+as long as the queue is deep, and `samples` is where past samples are stored. Import modules that only such a method
+needs inside it.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from qworker.backend.registry import backend_class
 from qworker.backend.scan_source import ScanOptions, ScanSource
 from qworker.clock import Clock
 from qworker.kit.doctor_check import Check
-from qworker.message import FinishedMessage, Message, State, StoredMessage
+from qworker.kit.samples import SampleStore
+from qworker.message import FinishedMessage, Message, QueueStats, State, StoredMessage
 from qworker.url import BackendURL
 
 __all__ = [
     "COUNTED",
     "Follower",
     "OffersCellSearch",
+    "OffersCount",
     "OffersDeviations",
     "OffersDoctor",
     "OffersFileSystem",
@@ -36,9 +40,11 @@ __all__ = [
     "OffersHeads",
     "OffersHolds",
     "OffersKeyHolders",
+    "OffersSamples",
     "OffersScan",
     "OffersTime",
     "OffersTooLarge",
+    "QueueCount",
     "QueueGlance",
     "count_too_large_in",
     "deviations_at",
@@ -51,6 +57,7 @@ __all__ = [
     "held_until",
     "offers_heads",
     "queues_with_cells",
+    "samples_of",
     "scan_of",
     "store_time",
 ]
@@ -74,6 +81,35 @@ class QueueGlance(msgspec.Struct, frozen=True):
     has_leases: bool
     is_short: bool
     retention: Mapping[str, str]
+
+
+class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts of a queue, with what a count finds on the way.
+
+    Attributes:
+        stats: The counts.
+        exact: False if the queue changed during the count, so that some messages may be missing or counted twice.
+        version: What `count_version` returned when the count began. None: it cannot be compared.
+        next_due: Unix seconds at which a delayed message becomes ready. None: none is delayed.
+        tasks: The number of ready messages of each task. "" is for messages without a task in their name, and for tasks
+            beyond the first 200. Empty if the store does not say it.
+        first: The ids of the ready messages that are leased next, at most 50, the next one first.
+        last: The ids of the ready messages that are leased last, at most 50, the last one first.
+    """
+
+    stats: QueueStats
+    exact: bool = True
+    version: str | None = None
+    next_due: float | None = None
+    tasks: dict[str, int] = {}
+    first: list[str] = []
+    last: list[str] = []
+
+    @property
+    def messages(self) -> int:
+        """The number of messages in all states."""
+        stats = self.stats
+        return stats.ready + stats.leased + stats.delayed + stats.failed + stats.done
 
 
 class Follower(Protocol):
@@ -161,6 +197,38 @@ class OffersGlance(Protocol):
         Raises:
             QueueNotFound: The queue does not exist.
         """
+        ...
+
+
+@runtime_checkable
+class OffersCount(Protocol):
+    """A backend in which a count takes as long as the queue is deep."""
+
+    async def count(self, queue: str, most: int | None = None) -> QueueCount | None:
+        """Count a queue. None: it has more than `most` messages.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+    async def count_version(self, queue: str) -> str | None:
+        """Return a text that changes if the queue does, without a count. None: it would not show every change.
+
+        Two changes within 2 s may give the same text.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+
+@runtime_checkable
+class OffersSamples(Protocol):
+    """A backend that stores the samples of its queues."""
+
+    def samples(self) -> SampleStore:
+        """Return where they are stored."""
         ...
 
 
@@ -357,6 +425,11 @@ async def store_time(backend: object, queue: str, clock: Clock) -> float:
         BackendError: The store failed.
     """
     return await backend.time(queue) if isinstance(backend, OffersTime) else clock.time()
+
+
+def samples_of(backend: object) -> SampleStore | None:
+    """Return where a backend stores samples, or None if it does not."""
+    return backend.samples() if isinstance(backend, OffersSamples) else None
 
 
 def heads_of(backend: object) -> OffersHeads | None:

@@ -193,7 +193,7 @@ def _running(reports: Sequence[WorkerReport]) -> Iterator[Metric]:
     if looked:
         yield GaugeMetricFamily(
             "qworker_queue_stats_age_seconds",
-            "Seconds since the queues were sampled.",
+            "Seconds since the queue was counted whose count is the oldest.",
             max(0.0, round(time.time() - max(looked), 3)),
         )
 

@@ -7,24 +7,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 
 from qworker.backend import Backend
-from qworker.backend.each_queue import count_queues, describe_problem
 from qworker.health.worker_report import Phase, WorkerReport
 from qworker.message import QueueStats
+from qworker.sampling import QueueSampler, QueueSnapshot, StoreSnapshot
+from qworker.sampling.sampler import EVERY
 from qworker.worker import Worker
 from qworker.worker.metrics import Metrics, TaskCounts
-from qworker.worker.outage import BACKEND_ERRORS
 
 __all__ = ["LoopHeartbeat", "Monitor", "Reporter"]
 
 _BEAT_S = 0.5
-# Seconds between two samples of the queues. More if a sample takes long, so that samples cost at most 2 % of the time.
-_LOOK_EVERY_S = 2.0
-_LOOK_SHARE = 0.02
-_LONGEST_PAUSE_S = 60.0
-# Seconds after which a store that does not answer counts as unreachable.
-_LOOK_PATIENCE_S = 10.0
 _REPORT_EVERY_S = 0.5
 
 
@@ -74,32 +69,39 @@ class Monitor:
         self._worker = worker
         worker.observers.append(self.metrics)
 
-    async def sample(self, backend: Backend, queues: Sequence[str]) -> None:
-        """Sample the queues at intervals until cancelled."""
-        try:
-            while True:
-                began = time.monotonic()
-                await self._sample_queues(backend, queues)
-                took = time.monotonic() - began
-                await asyncio.sleep(min(_LONGEST_PAUSE_S, max(_LOOK_EVERY_S, took / _LOOK_SHARE)))
-        finally:
-            self._over = True
+    async def sample(self, backend: Backend, queues: Sequence[str], url: str | None = None) -> None:
+        """Sample the queues at intervals until cancelled.
 
-    async def _sample_queues(self, backend: Backend, queues: Sequence[str]) -> None:
-        try:
-            async with asyncio.timeout(_LOOK_PATIENCE_S):
-                found = {stats.queue: stats for stats in await count_queues(backend, queues)}
-        except TimeoutError:
-            self._problem = f"the backend has not answered for {_LOOK_PATIENCE_S:g} s"
-        except BACKEND_ERRORS as error:
-            self._problem = describe_problem(error)
-        else:
-            # A queue that was deleted, or is not created yet, has no messages.
-            self._queues = [found.get(queue) or QueueStats(queue=queue) for queue in queues]
-            # The worker works as long as it can use one of its queues.
-            usable = any(stats.problem is None for stats in self._queues)
-            self._problem = None if usable else next((stats.problem for stats in self._queues), None)
-            self._looked_at = time.time()
+        Args:
+            backend: The open backend.
+            queues: The queues.
+            url: The URL of the backend, by which another process counts large queues.
+        """
+        async with aclosing(QueueSampler(backend, queues, url=url)) as sampler:
+            try:
+                while True:
+                    self._take(await sampler.tick(), queues)
+                    await asyncio.sleep(EVERY)
+            finally:
+                self._over = True
+
+    def _take(self, snapshot: StoreSnapshot, queues: Sequence[str]) -> None:
+        """Take what is known, unless a queue was not counted yet: a number that is missing is not 0."""
+        self._problem = snapshot.problem
+        if snapshot.problem is not None:
+            return
+        found = {one.queue: one for one in snapshot.queues}
+        if any(one.counted is None and one.problem is None for one in found.values()):
+            return
+        # A queue that was deleted, or is not created yet, has no messages.
+        self._queues = [
+            _stats_of(found[queue], snapshot.at) if queue in found else QueueStats(queue=queue) for queue in queues
+        ]
+        # The worker works as long as it can use one of its queues.
+        usable = any(stats.problem is None for stats in self._queues)
+        self._problem = None if usable else next((stats.problem for stats in self._queues), None)
+        counted = [one.counted.at for one in found.values() if one.counted is not None and one.problem is None]
+        self._looked_at = min(counted, default=snapshot.at)
 
     def queues(self) -> list[QueueStats]:
         """Return the last sample of the queues. From any thread."""
@@ -132,6 +134,12 @@ class Monitor:
             queues=self._queues,
             looked_at=self._looked_at,
         )
+
+
+def _stats_of(found: QueueSnapshot, now: float) -> QueueStats:
+    if found.problem is not None or found.counted is None:
+        return QueueStats(queue=found.queue, problem=found.problem)
+    return found.counted.stats_at(now)
 
 
 class Reporter:

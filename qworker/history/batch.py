@@ -91,23 +91,23 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         ]
     ]:
         return zip(
-            self._column(self.at),
+            self.column(self.at),
             self.id,
-            self._column(self.task),
-            self._column(self.tries),
-            self._column(self.token),
-            self._column(self.enqueued_at),
-            self._column(self.duration_us),
-            self._column(self.error),
-            self._column(self.text),
-            self._column(self.leased_at),
+            self.column(self.task),
+            self.column(self.tries),
+            self.column(self.token),
+            self.column(self.enqueued_at),
+            self.column(self.duration_us),
+            self.column(self.error),
+            self.column(self.text),
+            self.column(self.leased_at),
             strict=False,
         )
 
-    def _column(self, value: T | list[T]) -> Iterable[T]:
-        """Return one value for each message."""
+    def column(self, value: T | list[T]) -> Iterable[T]:
+        """Return a column's value for each message."""
         if not isinstance(value, list):
-            return repeat(value)
+            return repeat(value, len(self.id))
         values = cast("list[T]", value)
         if len(values) == len(self.id):
             return values

@@ -56,6 +56,11 @@ class HistoryStore(abc.ABC):
     async def logs(self) -> list[str]:
         """Return the names of the logs, sorted. Each can be read on its own, and all in parallel."""
 
+    async def logs_of(self, queues: Sequence[str]) -> list[str]:
+        """Return the names of the logs that can have events of some queues. They need not exist."""
+        del queues
+        return await self.logs()
+
     @abc.abstractmethod
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """Read events of one log, starting after a position.

@@ -243,7 +243,7 @@ class _WorkerMain:
     def _watchers(self, backend: Backend) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
         if telemetry.observe_queues(self._watch.queues) or self._settings.health is not None:
             yield self._watch.pulse.beat
-            yield partial(self._watch.sample, backend, self._worker.queues)
+            yield partial(self._watch.sample, backend, self._worker.queues, self._tasks.url)
         if self._settings.max_memory_mb is not None:
             yield partial(watch_memory, self._settings.max_memory_mb, self._drain_to_recycle)
         if self._settings.reload and self._control is None:

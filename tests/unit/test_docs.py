@@ -290,7 +290,7 @@ def runnable(page: str) -> list[list[str]]:
         arguments
         for program, *arguments in found
         if program == "qworker"
-        and arguments[0] in RUN
+        and (arguments[0] in RUN or {"top", "--once"} <= {*arguments})
         and not {"-", "-f", "--follow", "--app", "-A"} & set(arguments)
         and (arguments[0] != "purge" or "--yes" in arguments)
     ]
@@ -307,14 +307,26 @@ async def fill(url: str) -> None:
     await backend.aclose()
 
 
+def write_app(page: str, folder: Path) -> None:
+    """Write the files of a page that has an app of its own, and otherwise `APP`."""
+    files = [block for block in blocks(page) if block.language == "python"]
+    if page.startswith(PEERS) or "app.py" not in {block.file for block in files}:
+        (folder / "app.py").write_text(APP)
+        return
+    for block in files:
+        assert block.file is not None
+        with (folder / block.file).open("a" if block.continues else "w") as file:
+            file.write(block.text)
+
+
 @pytest.fixture
-def _no_modules_of_the_page() -> Iterator[None]:
+def _no_modules_of_the_page(tmp_path: Path) -> Iterator[None]:
     """Forget what a page's commands import: another page has another `app`."""
     path, before = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path
     for name in set(sys.modules) - before:
-        if name in {"app", "shop"}:
+        if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]
 
 
@@ -322,7 +334,7 @@ def _no_modules_of_the_page() -> Iterator[None]:
 @pytest.mark.parametrize("page", [page for page in pages() if runnable(page)])
 def test_the_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "app.py").write_text(APP)
+    write_app(page, tmp_path)
     asyncio.run(fill("file://./spool"))
     asyncio.run(fill(f"file://{tmp_path}/var/spool/app"))
     with RedisServer() as server:

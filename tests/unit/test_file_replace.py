@@ -19,7 +19,7 @@ from qworker_file import FileBackend, id_index, lease, publish, replace
 from qworker_file.foreign import ClaimResult
 from qworker_file.id_place import Located, Place, record_move
 from qworker_file.layout import QueueDir
-from qworker_file.names import index_name, next_name, swap_name
+from qworker_file.names import index_name, key_link_name, key_mark, next_name, swap_name
 from qworker_file.unique_keys import Holder, state_of
 
 OLD = Draft(body=b"old", unique_key="k")
@@ -96,6 +96,25 @@ async def test_a_message_can_be_replaced_while_its_publisher_shows_the_others_of
         await asyncio.sleep(0)
     assert not publishing.done()
     assert [is_locked(path) for path in shown] == [False]
+    await publishing
+
+
+async def test_a_message_can_be_replaced_while_its_publisher_waits_for_another_key(
+    root: Path, backend: FileBackend
+) -> None:
+    first, second = sorted(("k", "l"), key=lambda key: key_link_name(key_mark(key, started=False)))
+    await backend.publish("q", [Draft(body=b"1", unique_key=first)])
+    (taken,) = await backend.publish("q", [Draft(body=b"2", unique_key=second)])
+    (used,) = [path for path in (root / "q" / "queue").iterdir() if taken.replace("_", "+") in path.name]
+    with used.open("rb") as file:
+        # A program of fsq runs it.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        drafts = [Draft(body=b"new", unique_key=key, unique=NEW.unique) for key in (first, second)]
+        publishing = asyncio.create_task(backend.publish("q", drafts))
+        while not (shown := [path for path in (root / "q" / "queue").iterdir() if ",r" in path.name]):
+            await asyncio.sleep(0)
+        assert not publishing.done()
+        assert [is_locked(path) for path in shown] == [False]
     await publishing
 
 

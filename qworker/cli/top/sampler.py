@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from qworker.backend import Backend
-from qworker.backend.each_queue import count_queues, describe_problem
+from qworker.backend.each_queue import describe_problem
 from qworker.backend.listing import list_messages
 from qworker.cli.schedules import read_all
-from qworker.cli.top.history_rates import HistoryRates
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import QueueNotFound
@@ -21,15 +20,16 @@ from qworker.jobs.kept import used_groups
 from qworker.jobs.records import PROGRESS, Progress, get_cell, read_progress
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.logs import one_line
-from qworker.message import Query, QueueStats, State, StoredMessage
+from qworker.message import Query, State, StoredMessage
 from qworker.parcel import unpack
+from qworker.sampling import QueueSampler, QueueSnapshot, StoreSnapshot
 from qworker.schedules.code import supports_schedules
 from qworker.schedules.store import ScheduleStatus
 from qworker.worker.outage import BACKEND_ERRORS
 
 __all__ = ["Row", "RunningJob", "Sample", "Sampler", "WorkerTotals"]
 
-# Rates are averages over this number of seconds, or since the first sample.
+# Rates of health ports are averages over this number of seconds, or since the first sample.
 _WINDOW_S = 10.0
 # The maximum number of leases whose holders are read.
 _MOST_LEASES = 500
@@ -54,6 +54,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     blocked: int = 0
     # Why the queue cannot be used, and its counts are not known.
     problem: str | None = None
+    # Seconds since its messages were counted. None: they are being counted for the first time.
+    count_age_s: float | None = None
+    # False if messages moved during the count, so that some may be missing or counted twice.
+    exact: bool = True
     # The growth of the number of ready, leased and delayed messages. It is negative if they become fewer.
     backlog_rate: float | None = None
     # From the health ports of the workers if they are given, otherwise from the history.
@@ -111,12 +115,18 @@ class _HealthCounts(msgspec.Struct, frozen=True):
     outcomes: dict[str, dict[str, int]] = {}
 
 
-class _Counts(msgspec.Struct, frozen=True):
-    """Counts at one moment, to compute rates from the difference of two of them."""
+class _Finished(msgspec.Struct, frozen=True):
+    """What health ports count of one queue, to compute rates from the difference of two of them."""
 
-    backlog: int
-    done: int | None
-    failed: int | None
+    acked: int
+    failed: int
+
+
+class _Rates(msgspec.Struct, frozen=True):
+    """Finished messages of one queue per second."""
+
+    acked: float
+    failed: float
 
 
 class Sampler:
@@ -126,19 +136,30 @@ class Sampler:
         backend: The open backend.
         queue: The queue to sample. None: all queues.
         health: HOST:PORT of workers that run with `--health`.
+        url: The URL of the backend, by which another process counts large queues. None: this process counts them.
+        every: Seconds between two counts of a queue whose count is cheap. 0: each sample counts it.
         clock: The clock.
     """
 
     def __init__(
-        self, backend: Backend, queue: str | None = None, health: Sequence[str] = (), *, clock: Clock = SYSTEM_CLOCK
+        self,
+        backend: Backend,
+        queue: str | None = None,
+        health: Sequence[str] = (),
+        *,
+        url: str | None = None,
+        every: float = 0.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._backend = backend
         self._queue = queue
         self._health = health
         self._clock = clock
+        self._sampler = QueueSampler(backend, None if queue is None else [queue], url=url, every=every, clock=clock)
+        # Whether the first counts have ended. The next ones do not delay a sample.
+        self._has_counts = False
         # Each item has the monotonic time of its sample.
-        self._past: deque[tuple[float, dict[str, _Counts]]] = deque()
-        self._history = HistoryRates(backend)
+        self._past: deque[tuple[float, dict[str, _Finished]]] = deque()
         self._rows: list[Row] = []
         self._schedules: list[ScheduleStatus] = []
         self._running: list[RunningJob] = []
@@ -150,17 +171,19 @@ class Sampler:
             QueueNotFound: The queue to sample does not exist.
         """
         healths, problem = await self._ask_workers()
+        snapshot = await self._sampler.tick(*(() if self._has_counts else (None,)))
+        self._has_counts = True
+        if self._queue is not None and not snapshot.queues and snapshot.problem is None:
+            raise QueueNotFound(self._queue)
         try:
-            rows = await self._sample_queues(healths)
+            rows = await self._rows_of(snapshot, healths)
         except BACKEND_ERRORS as error:
-            if self._queue is not None and isinstance(error, QueueNotFound):
-                raise
             problem = f"the backend cannot be asked: {describe_problem(error)}"
         else:
-            self._rows = rows
-            if supports_schedules(self._backend.deviations):
-                usable = [row.queue for row in rows if row.problem is None]
-                self._schedules = await self._read_schedules(usable)
+            problem = snapshot.problem or problem
+            if snapshot.problem is None:
+                self._rows = rows
+                await self._read_schedules()
         fleet = None
         if healths:
             fleet = WorkerTotals(
@@ -176,53 +199,63 @@ class Sampler:
             problem=problem,
         )
 
-    async def _read_schedules(self, queues: Sequence[str]) -> list[ScheduleStatus]:
+    async def aclose(self) -> None:
+        """End the counts that are running. Idempotent."""
+        await self._sampler.aclose()
+
+    async def _read_schedules(self) -> None:
+        if not supports_schedules(self._backend.deviations):
+            return
         try:
-            return await read_all(self._backend, queues)
+            self._schedules = await read_all(self._backend, [row.queue for row in self._rows if row.problem is None])
         except BACKEND_ERRORS:
             # A queue was deleted or became unusable meanwhile: the next sample shows that.
-            return self._schedules
+            return
 
-    async def _sample_queues(self, healths: Sequence[_HealthCounts]) -> list[Row]:
-        names = [self._queue] if self._queue is not None else await self._backend.queues()
-        seen: list[tuple[QueueStats, int]] = []
+    async def _rows_of(self, snapshot: StoreSnapshot, healths: Sequence[_HealthCounts]) -> list[Row]:
+        rows: list[Row] = []
         running: list[RunningJob] = []
-        for name in names:
-            alone = name == self._queue
-            found = [await self._backend.stats(name)] if alone else await count_queues(self._backend, [name])
-            for stats in found:
-                leases = await self._leases(stats)
-                seen.append((stats, len({lease.holder for lease in leases if lease.holder is not None})))
-                running += await self._running_jobs(stats.queue, leases)
         now = self._clock.monotonic()
-        if self._history.on:
-            await self._history.sample(now)
-        finished = _sums(healths) if healths else self._rates_from_history(stats.queue for stats, _ in seen)
-        counted = {stats.queue: _count(stats, finished) for stats, _ in seen}
-        self._forget(now, counted)
-        rows = [self._row(stats, workers, counted[stats.queue], now) for stats, workers in seen]
-        self._past.append((now, counted))
+        rates = self._health_rates(healths, now)
+        for found in snapshot.queues:
+            leases = [] if snapshot.problem else await self._leases(found)
+            rows.append(_row(found, snapshot.at, leases, rates.get(found.queue) if healths else _flow_rates(found)))
+            running += await self._running_jobs(found.queue, leases)
         self._running = running
         return rows
 
-    def _forget(self, now: float, counted: Mapping[str, _Counts]) -> None:
+    def _health_rates(self, healths: Sequence[_HealthCounts], now: float) -> dict[str, _Rates]:
+        """Return the rates by queue, from the difference to an earlier sample."""
+        counts = {
+            queue: _Finished(outcomes.get("acked", 0), outcomes.get("failed", 0))
+            for queue, outcomes in _sums(healths).items()
+        }
+        self._forget(now, counts)
+        rates: dict[str, _Rates] = {}
+        for queue, count in counts.items():
+            at, before = next(((at, past[queue]) for at, past in self._past if queue in past), (now, count))
+            if now > at:
+                seconds = now - at
+                rates[queue] = _Rates((count.acked - before.acked) / seconds, (count.failed - before.failed) / seconds)
+        self._past.append((now, counts))
+        return rates
+
+    def _forget(self, now: float, counts: Mapping[str, _Finished]) -> None:
         """Drop old counts. If a worker has restarted its counts, drop all."""
         while len(self._past) > 1 and self._past[1][0] <= now - _WINDOW_S:
             self._past.popleft()
         before = self._past[-1][1] if self._past else {}
-        if any((counts.done or 0) < (before[queue].done or 0) for queue, counts in counted.items() if queue in before):
+        if any(count.acked < before[queue].acked for queue, count in counts.items() if queue in before):
             self._past.clear()
 
-    def _rates_from_history(self, queues: Iterable[str]) -> dict[str, dict[str, int]] | None:
-        told = self._history
-        if not told.on:
-            return None
-        return {queue: {"acked": told.done[queue], "failed": told.failed[queue]} for queue in queues}
-
-    async def _leases(self, stats: QueueStats) -> list[StoredMessage]:
-        if not stats.leased:
+    async def _leases(self, found: QueueSnapshot) -> list[StoredMessage]:
+        if found.counted is None or not found.counted.count.stats.leased or found.problem is not None:
             return []
-        return await list_messages(self._backend, stats.queue, Query(State.LEASED, limit=_MOST_LEASES))
+        try:
+            return await list_messages(self._backend, found.queue, Query(State.LEASED, limit=_MOST_LEASES))
+        except QueueNotFound:
+            # It was deleted after it was counted.
+            return []
 
     async def _running_jobs(self, queue: str, leases: Sequence[StoredMessage]) -> list[RunningJob]:
         """Return the jobs that have reported progress. Where no job of a queue has, that is one look."""
@@ -248,31 +281,6 @@ class Sampler:
                 )
                 found.append(job)
         return found
-
-    def _row(self, stats: QueueStats, workers: int, counted: _Counts, now: float) -> Row:
-        before, since = next(
-            ((counts[stats.queue], at) for at, counts in self._past if stats.queue in counts), (None, now)
-        )
-        backlog_rate = acked_rate = failed_rate = None
-        if before is not None and now > since:
-            backlog_rate = (counted.backlog - before.backlog) / (now - since)
-            acked_rate = _rate(before.done, counted.done, now - since)
-            failed_rate = _rate(before.failed, counted.failed, now - since)
-        return Row(
-            queue=stats.queue,
-            ready=stats.ready,
-            leased=stats.leased,
-            delayed=stats.delayed,
-            failed=stats.failed,
-            oldest_age_s=stats.oldest_age_s,
-            workers=max(workers, self._history.workers(stats.queue, now - _WINDOW_S)),
-            paused=stats.paused,
-            blocked=stats.blocked,
-            problem=stats.problem,
-            backlog_rate=backlog_rate,
-            acked_rate=acked_rate,
-            failed_rate=failed_rate,
-        )
 
     async def _ask_workers(self) -> tuple[list[_HealthCounts], str | None]:
         """Return the counts of the health ports, and the reason why the first one fails, if one does."""
@@ -306,13 +314,29 @@ def _sums(healths: Sequence[_HealthCounts]) -> dict[str, dict[str, int]]:
     return sums
 
 
-def _count(stats: QueueStats, finished: Mapping[str, Mapping[str, int]] | None) -> _Counts:
-    backlog = stats.ready + stats.leased + stats.delayed
-    if finished is None:
-        return _Counts(backlog, None, None)
-    outcomes = finished.get(stats.queue, {})
-    return _Counts(backlog, outcomes.get("acked", 0), outcomes.get("failed", 0))
+def _flow_rates(found: QueueSnapshot) -> _Rates | None:
+    return None if found.flow is None else _Rates(found.flow.acked, found.flow.failed)
 
 
-def _rate(before: int | None, now: int | None, seconds: float) -> float | None:
-    return None if before is None or now is None else (now - before) / seconds
+def _row(found: QueueSnapshot, now: float, leases: Sequence[StoredMessage], rates: _Rates | None) -> Row:
+    if found.counted is None:
+        return Row(queue=found.queue, problem=found.problem)
+    stats = found.counted.stats_at(now)
+    holders = {lease.holder for lease in leases if lease.holder is not None}
+    return Row(
+        queue=stats.queue,
+        ready=stats.ready,
+        leased=stats.leased,
+        delayed=stats.delayed,
+        failed=stats.failed,
+        oldest_age_s=stats.oldest_age_s,
+        workers=max(len(holders), 0 if found.flow is None else found.flow.workers),
+        paused=stats.paused,
+        blocked=stats.blocked,
+        problem=found.problem,
+        count_age_s=max(0.0, now - found.counted.at),
+        exact=found.counted.exact,
+        backlog_rate=found.counted.backlog_rate,
+        acked_rate=None if rates is None else rates.acked,
+        failed_rate=None if rates is None else rates.failed,
+    )

@@ -10,6 +10,9 @@ from qworker.schedules.store import ScheduleStatus
 
 __all__ = ["COLUMNS", "cells", "heading", "running_line", "schedule_line"]
 
+# Seconds after which the age of a count is shown.
+_OLD_S = 4.0
+
 COLUMNS = (
     "queue",
     "ready",
@@ -42,7 +45,14 @@ def cells(row: Row) -> tuple[str, ...]:
 def _note(row: Row) -> str:
     if row.problem is not None:
         return row.problem
-    return ", ".join([*(["paused"] if row.paused else []), *([f"{row.blocked:,} blocked"] if row.blocked else [])])
+    notes = {
+        "counting": row.count_age_s is None,
+        "paused": row.paused,
+        f"{row.blocked:,} blocked": row.blocked > 0,
+        f"counted {format_seconds(row.count_age_s)} ago": (row.count_age_s or 0.0) >= _OLD_S,
+        "approximate": not row.exact,
+    }
+    return ", ".join([note for note, is_true in notes.items() if is_true])
 
 
 def heading(sample: Sample) -> str:

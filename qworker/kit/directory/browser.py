@@ -160,8 +160,10 @@ class QueueBrowser(abc.ABC, Generic[Files]):
         Raises:
             OSError: It cannot be listed.
         """
+        return await self._stats(await self._tally(), retention)
+
+    async def _stats(self, tally: Tally, retention: Mapping[str, str]) -> QueueStats:
         now = self._clock.time()
-        tally = await self._tally()
         ages = [now - (self._enqueued_at(item) or now) for item in tally.first_items]
         return QueueStats(
             queue=self.files.name,

@@ -14,12 +14,14 @@ class Tally:
 
     Attributes:
         counts: The number of messages in each state.
+        next_due: Unix seconds at which the next delayed message is due. None: no message is delayed.
     """
 
-    __slots__ = ("_firsts", "counts")
+    __slots__ = ("_firsts", "counts", "next_due")
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(State, 0)
+        self.next_due: float | None = None
         # The smallest item for each first character. An item of a higher priority sorts before older ones.
         self._firsts: dict[str, str] = {}
 
@@ -40,6 +42,11 @@ class Tally:
         self.counts[state] += len(items)
         if state is State.READY:
             self._add_firsts(items)
+
+    def add_due(self, times: Sequence[float]) -> None:
+        """Add the due times of delayed messages, in Unix seconds."""
+        if times:
+            self.next_due = min(times) if self.next_due is None else min(self.next_due, *times)
 
     def _add_firsts(self, items: Sequence[str]) -> None:
         first = min(items)
