@@ -22,6 +22,7 @@ EXTRAS = {
     "pandas": "spark",
     "jinja2": "spark",
     "markupsafe": "spark",
+    "itsdangerous": "ui",
     "pytest": "testing",
     "pytest_asyncio": "testing",
 }

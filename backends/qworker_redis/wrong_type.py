@@ -15,6 +15,7 @@ __all__ = ["damage_of", "find_wrong_keys"]
 _TYPES: dict[str, tuple[str, str, tuple[Argument, ...]]] = {
     "hash": ("a hash", "HGET", ("",)),
     "list": ("a list", "LLEN", ()),
+    "string": ("a string", "STRLEN", ()),
     "stream": ("a stream", "XRANGE", ("-", "+", "COUNT", 1)),
     "zset": ("a sorted set", "ZCARD", ()),
 }

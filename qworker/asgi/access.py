@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hmac
 import os
+from collections.abc import Collection
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 from qworker.asgi.interface import Headers, Scope, get_header
 from qworker.asgi.throttle import Throttle
@@ -13,13 +15,23 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import UsageError
 from qworker.kit.network import client_group, is_loopback
 
-__all__ = ["TOKEN", "Access", "Refusal", "check_token", "read_token", "require_token_if_public"]
+__all__ = [
+    "TOKEN",
+    "Access",
+    "Refusal",
+    "check_secret",
+    "check_token",
+    "page_refusal",
+    "read_token",
+    "require_token_if_public",
+]
 
 TOKEN = "QWORKER_HTTP_TOKEN"
 
 Refusal = tuple[int, Headers, bytes]
 
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
+_READS = frozenset({"GET", "HEAD"})
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 # What a web page can send to another origin without its permission, and a request without a type.
 _FORMS = frozenset({b"", b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data"})
@@ -35,6 +47,13 @@ _FOREIGN_PAGE = _refusal(
 _FOREIGN_HOST = _refusal(
     HTTPStatus.FORBIDDEN,
     f"without {TOKEN} the host must be localhost, 127.0.0.1 or [::1]: set it at the server, and send it",
+)
+_FOREIGN_NAME = _refusal(
+    HTTPStatus.MISDIRECTED_REQUEST,
+    "this host name is not served: use localhost or 127.0.0.1, or allow the name at the server",
+)
+_FOREIGN_FORM = _refusal(
+    HTTPStatus.FORBIDDEN, "a page of another site cannot change anything here: use a page of this one"
 )
 _FORM = _refusal(
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
@@ -112,6 +131,33 @@ class Access:
         return host is None or is_loopback(_host_name(host))
 
 
+def page_refusal(scope: Scope, hosts: Collection[str] | None) -> Refusal | None:
+    """Return the response to a browser that was sent here by a foreign page, or None for any other client.
+
+    A page of another site can open a page here, but cannot read it. So only its changes are refused. A browser names
+    the page's site in a header that no page can set.
+
+    Args:
+        scope: The request.
+        hosts: The names that are served besides those of this machine. None: all, because another check is in front.
+    """
+    host = get_header(scope, b"host")
+    if hosts is not None and host is not None:
+        name = _host_name(host)
+        if not is_loopback(name) and name not in hosts:
+            return _FOREIGN_NAME
+    return None if scope["method"] in _READS or _is_same_origin(scope, host) else _FOREIGN_FORM
+
+
+def _is_same_origin(scope: Scope, host: bytes | None) -> bool:
+    # A browser sends it only to https and to this machine. Otherwise it sends the origin.
+    site = get_header(scope, b"sec-fetch-site")
+    if site is not None:
+        return site in {b"same-origin", b"none"}
+    origin = get_header(scope, b"origin")
+    return origin is not None and host is not None and urlsplit(origin.lower()).netloc == host.lower()
+
+
 def _host_name(host: bytes) -> str:
     """Return the name in `name`, `name:80`, `[::1]` or `[::1]:80`."""
     text = host.decode("latin-1").lower()
@@ -159,8 +205,17 @@ def check_token(token: str | None) -> None:
     Raises:
         UsageError: It is not.
     """
-    if token is not None and (len(token) < 8 or not token.isascii() or not token.isprintable()):
-        raise UsageError(f"{TOKEN} must have at least 8 printable ASCII characters")
+    check_secret(TOKEN, token)
+
+
+def check_secret(variable: str, value: str | None) -> None:
+    """Check that the secret in an environment variable can be sent and is long enough.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if value is not None and (len(value) < 8 or not value.isascii() or not value.isprintable()):
+        raise UsageError(f"{variable} must have at least 8 printable ASCII characters")
 
 
 def require_token_if_public(host: str, token: str | None, *, or_else: str = "listen on 127.0.0.1") -> None:

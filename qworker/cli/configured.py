@@ -38,21 +38,31 @@ PREFIX = "QWORKER_"
 # The names in a file of all options of qworker's own commands. This is a list, because it takes longer to import all
 # commands than to run most of them. A test compares it with the commands.
 _WRITTEN_DOWN = """
-    add_host after all all_hosts app archive arg args batch body burst cancel catch_up code compact concurrency conf
-    connections_per_address cron delay delete destination down dry_run due_at empty_ok env error event every
-    expires fail_perm_code fail_tmp_code file follow force format from_file front full grace_period group health history
-    hold host html id id_map ignore_down ignore_exists ignore_listener include_done include_failed insecure interval
-    isolated json keep kwargs limit lines link lock log_format log_level loop master max_body_size max_connections
-    max_memory max_messages max_rate max_tries memory message messages mode msgid name newest no_done no_env no_lock
-    no_open no_schedules on once output overlap owner page paused port priority protocol queue rejects reload result
-    shutdown_timeout since size source staging_dir stall_timeout state strict success_code task timeout topic trigger
-    triggered ttl tz unique_key until url verbose visibility_timeout wait wait_for_backend where workers yes
+    add_host after all all_hosts allowed_host app archive arg args batch body burst cancel catch_up code compact
+    concurrency conf connections_per_address cron delay delete destination down dry_run due_at empty_ok env error
+    event every expires fail_perm_code fail_tmp_code file follow force format from_file front full grace_period
+    group health history hold host html id id_map ignore_down ignore_exists ignore_listener include_done
+    include_failed insecure interval isolated json keep kwargs limit lines link lock log_format log_level loop
+    master max_body_size max_connections max_memory max_messages max_rate max_tries memory message messages mode
+    msgid name newest no_done no_env no_lock no_open no_schedules on once output overlap owner page paused port
+    priority protocol queue rejects reload result root_path shutdown_timeout since size source staging_dir
+    stall_timeout state strict success_code task timeout topic trigger triggered ttl tz ui unique_key until url
+    verbose visibility_timeout wait wait_for_backend where workers yes
 """
 OPTIONS = frozenset(_WRITTEN_DOWN.split())
 
 # Variables that are not options: users can set the first ones, and qworker passes the internal ones to its processes.
 VARIABLES = frozenset(
-    {"QWORKER_URL", "QWORKER_HTTP_TOKEN", "QWORKER_HEALTH", "QWORKER_REDIS_PASSWORD", "QWORKER_REDIS_SENTINEL_PASSWORD"}
+    {
+        "QWORKER_URL",
+        "QWORKER_HTTP_TOKEN",
+        "QWORKER_HEALTH",
+        "QWORKER_REDIS_PASSWORD",
+        "QWORKER_REDIS_SENTINEL_PASSWORD",
+        "QWORKER_UI_TOKEN",
+        "QWORKER_UI_VIEW_TOKEN",
+        "QWORKER_UI_SECRET",
+    }
 )
 _INTERNAL = frozenset(
     {"QWORKER_CONTROL_FD", "QWORKER_HEALTH_FD", "QWORKER_REPLACES_PROCESS", "QWORKER_DEMO_LOG", "QWORKER_COMMAND_START"}

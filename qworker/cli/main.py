@@ -73,6 +73,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Servers": {
         "serve": "qworker.cli.serve:command",
+        "ui": "qworker.cli.ui:command",
         "health": "qworker.cli.health:command",
     },
 }

@@ -25,12 +25,10 @@ from qworker.schedules.store import (
     ScheduleStatus,
     StoredSchedule,
     find_schedule,
-    newest,
     put_definition,
-    read_schedules,
+    read_statuses,
     remove_schedule,
     set_paused,
-    status_of,
 )
 from qworker.task import Call
 
@@ -131,9 +129,7 @@ def _read(text: str, wanted: Any) -> Any:
 
 async def read_all(backend: Backend, queues: Sequence[str]) -> list[ScheduleStatus]:
     """Return the schedules of queues, by name."""
-    now = SYSTEM_CLOCK.time()
-    found = [one for queue in queues for one in await read_schedules(backend, queue, now)]
-    return await status_of(backend, sorted(newest(found), key=lambda one: one.definition.name), now)
+    return await read_statuses(backend, queues, SYSTEM_CLOCK.time())
 
 
 async def _list(url: str, json: bool) -> None:

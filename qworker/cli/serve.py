@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from contextlib import AsyncExitStack
 
 import click
 import structlog
@@ -11,8 +12,10 @@ import structlog
 from qworker import logs
 from qworker.backend.registry import open_backend
 from qworker.cli.options import URLCommand, duration_type, positive_number, size_type
+from qworker.cli.ui import import_ui, mount_dashboard
 from qworker.errors import InvalidURL
 from qworker.extras import not_installed
+from qworker.kit.network import is_loopback
 from qworker.supervisor.event_loop import loop_factory
 
 __all__ = ["command"]
@@ -68,6 +71,7 @@ log = structlog.get_logger()
         "Default: one worker for each queue."
     ),
 )
+@click.option("--ui", is_flag=True, help="Serve the dashboard below /-/ui/ too, with its own login (see `qworker ui`).")
 def command(
     url: str,
     host: str,
@@ -78,6 +82,7 @@ def command(
     max_connections: int,
     connections_per_address: int | None,
     workers: int | None,
+    ui: bool,
 ) -> None:
     r"""Serve the queues of a backend over HTTP, as an mq server does.
 
@@ -105,6 +110,8 @@ def command(
         raise not_installed(error, "qworker serve") from error
     token = read_token()
     require_token_if_public(host, token)
+    if ui:
+        import_ui("qworker serve --ui")
     logs.configure()
 
     async def run() -> None:
@@ -127,7 +134,10 @@ def command(
             log.warning("leases_end_with_server", url=backend.describe())
         log.info("server_started", url=backend.describe(), address=f"http://{address}:{bound}", token=token is not None)
         limits = limited_protocol(most=max_connections, most_per_address=connections_per_address)
-        await serve(app, listener, protocol=limits)
+        async with AsyncExitStack() as stack:
+            if ui:
+                await mount_dashboard(stack, app, url, f"http://{host}:{bound}", is_loopback(host))
+            await serve(app, listener, protocol=limits)
 
     with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:
         runner.run(run())

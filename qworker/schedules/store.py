@@ -37,6 +37,7 @@ __all__ = [
     "newest",
     "put_definition",
     "read_schedules",
+    "read_statuses",
     "remove_schedule",
     "set_paused",
     "status_of",
@@ -212,6 +213,12 @@ async def remove_schedule(backend: Backend, stored: StoredSchedule) -> bool:
 async def set_paused(backend: Backend, queue: str, name: str, *, paused: bool) -> None:
     """Pause or resume a schedule. Idempotent."""
     await backend.cells(queue, [CellOp("put" if paused else "delete", cell_name(PAUSE, name))])
+
+
+async def read_statuses(backend: Backend, queues: Sequence[str], now: float) -> list[ScheduleStatus]:
+    """Return the status of all schedules of some queues, by name."""
+    found = [one for queue in queues for one in await read_schedules(backend, queue, now)]
+    return await status_of(backend, sorted(newest(found), key=lambda one: one.definition.name), now)
 
 
 async def status_of(backend: Backend, stored: Sequence[StoredSchedule], now: float) -> list[ScheduleStatus]:

@@ -36,11 +36,13 @@ from qworker.server.memory import DEFAULT_BODY_LIMIT, DEFAULT_MEMORY, IncomingBo
 from qworker.server.reaper import ServerReaper
 from qworker.server.schemas import LeaseGrant, get_visibility
 
-__all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "create_app"]
+__all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "UI_PATH", "MqApp", "create_app"]
 
 # Seconds.
 LONGEST_WAIT = 60.0
 LONGEST_VISIBILITY = 7 * 86400.0
+# Where the dashboard is served.
+UI_PATH = "/-/ui"
 
 _CONTENT = [(b"content-type", b"application/octet-stream"), (b"x-content-type-options", b"nosniff")]
 
@@ -71,12 +73,17 @@ class MqApp:
         self._removals = Batcher(self._remove_batch)
         self._idempotency = Idempotency(backend)
         self._additions: ASGIApp | None = None
+        self._ui: ASGIApp | None = None
         self._reaps = reaps
         self._reaper: asyncio.Task[None] | None = None
         if additions:
             from qworker.server.native_routes import make_native_routes
 
             self._additions = make_native_routes(backend, self.leases, memory, lease_time=visibility)
+
+    def mount_ui(self, ui: ASGIApp) -> None:
+        """Serve a dashboard below `UI_PATH`. The caller closes it."""
+        self._ui = ui
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
@@ -91,6 +98,10 @@ class MqApp:
             await respond(send, *to_error_response(error))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._ui is not None and f"{scope['path']}/".startswith(f"{UI_PATH}/"):
+            # It has a login of its own, because browsers do not send tokens.
+            await self._ui({**scope, "root_path": UI_PATH}, receive, send)
+            return
         refusal = self._access.refusal(scope)
         if refusal is not None:
             await respond(send, *refusal)

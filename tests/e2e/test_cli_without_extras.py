@@ -95,6 +95,7 @@ def test_a_command_that_is_called_names_the_extra_it_lacks(tmp_path: Path) -> No
         tmp_path,
         "stats redis://localhost",
         "serve file://./spool",
+        "ui file://./spool",
         "pipeline report ./archive",
         "run app:tasks --loop uvloop",
         "create file://./spool inbox",
@@ -104,6 +105,7 @@ def test_a_command_that_is_called_names_the_extra_it_lacks(tmp_path: Path) -> No
     for line, extra in (
         ("stats redis://localhost", "redis"),
         ("serve file://./spool", "http"),
+        ("ui file://./spool", "ui"),
         ("pipeline report ./archive", "spark"),
     ):
         status, output = found[line]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from markupsafe import Markup
 
+from qworker.charts import Series, format_text, line_chart, nice_ceiling
 from qworker.cli.main import main
 from qworker.errors import MissingExtra
 from qworker.pipeline.report import page
@@ -24,8 +25,7 @@ from qworker.pipeline.report.model import (
     TimeStep,
     WorkerShare,
 )
-from qworker.pipeline.report.plots import Series, format_text, line_chart, nice_ceiling
-from tests.spark.browser import colours, document
+from tests.support.browser import colours, document
 from tests.support.missing_modules import output_without
 
 pytestmark = pytest.mark.timeout(300)

@@ -75,6 +75,7 @@ ELSEWHERE = {
     "Calls after a commit": (
         "tests/unit/test_sqlalchemy.py::test_a_commit_sends_its_calls_as_one_batch_and_a_rollback_drops_them"
     ),
+    "Dashboard": "tests/unit/test_ui.py::test_every_page_and_link_works_below_any_path",
     "Monitoring": "tests/unit/test_health.py::test_prometheus_own_parser_reads_the_page",
     "Tests in memory": "tests/unit/test_testing_helpers.py::test_the_first_failure_is_raised_once_nothing_is_left",
     "Django, Flask, FastAPI": (

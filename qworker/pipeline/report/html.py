@@ -13,7 +13,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from qworker.pipeline.report import plots
+from qworker import charts as plots
 from qworker.pipeline.report.format import (
     failure_rows,
     format_count,

@@ -13,18 +13,19 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 PATIENCE = 120.0
 
 
-def _browse(folder: Path, page: Path, *options: str) -> str:
+def _browse(folder: Path, page: Path | str, *options: str) -> str:
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     assert found is not None, f"no browser: install one of {', '.join(NAMES)} (tests/install-tools.sh does)"
     command = [found, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
-    command += [f"--user-data-dir={folder / 'profile'}", "--window-size=1200,1500", *options, page.as_uri()]
+    command += [f"--user-data-dir={folder / 'profile'}", "--window-size=1200,1500", *options]
+    command.append(page if isinstance(page, str) else page.as_uri())
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=True)
     return done.stdout
 
 
-def document(folder: Path, page: Path) -> str:
-    """The document as the browser has it after everything in it has run."""
-    return _browse(folder, page, "--dump-dom")
+def document(folder: Path, page: Path | str) -> str:
+    """The document of a file or a URL as the browser has it after everything in it has run."""
+    return _browse(folder, page, "--virtual-time-budget=5000", "--dump-dom")
 
 
 def colours(folder: Path, page: Path) -> Counter[tuple[int, int, int]]:
@@ -46,11 +47,12 @@ def _pixels(png: bytes) -> list[tuple[int, int, int]]:
             data += png[at + 8 : at + 8 + length]
         at += 12 + length
     raw, stride = zlib.decompress(data), width * channels
-    before, found = bytearray(stride), []
+    before = bytearray(stride)
+    found: list[tuple[int, int, int]] = []
     for y in range(height):
         start = y * (stride + 1)
         before = _unfiltered(raw[start], bytearray(raw[start + 1 : start + 1 + stride]), before, channels)
-        found += [tuple(before[x : x + 3]) for x in range(0, stride, channels)]
+        found += [(before[x], before[x + 1], before[x + 2]) for x in range(0, stride, channels)]
     return found
 
 

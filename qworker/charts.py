@@ -1,4 +1,4 @@
-"""Plots as SVG text: lines over time, ranges and bars.
+"""Charts as SVG text: lines over time, sparklines, ranges and bars. Pages show them without a script.
 
 They contain no script and no style, only classes that the page colours.
 """
@@ -14,14 +14,25 @@ from markupsafe import Markup
 
 from qworker.names import printable
 
-__all__ = ["Bar", "Range", "Series", "bar_chart", "format_text", "line_chart", "nice_ceiling", "range_chart"]
+__all__ = [
+    "Bar",
+    "Range",
+    "Series",
+    "bar_chart",
+    "format_text",
+    "line_chart",
+    "nice_ceiling",
+    "range_chart",
+    "sparkline",
+]
 
 Unit = Callable[[float], str]
 
 _WIDTH, _HEIGHT = 720, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
 _ROW, _LABELS = 26, 220
-# The number of colours in page.css.
+_SPARK_WIDTH, _SPARK_HEIGHT = 96, 24
+# The number of colours of a page.
 COLOURS = 8
 
 
@@ -59,6 +70,23 @@ def line_chart(name: str, times: Sequence[float], series: Sequence[Series], unit
     parts.append(_tooltip(times, xs, series, unit))
     chart = _svg(name, _HEIGHT, parts)
     return _figure(name, chart, [one.name for one in series] if len(series) > 1 else [])
+
+
+def sparkline(name: str, values: Sequence[float | None]) -> Markup:
+    """Draw one small line from 0 to its largest value, without a scale."""
+    top = max((value for value in values if value is not None), default=0.0) or 1.0
+    points: list[str] = []
+    pen_down = False
+    for i, value in enumerate(values):
+        if value is not None:
+            x = 1 + (_SPARK_WIDTH - 2) * i / max(1, len(values) - 1)
+            y = _SPARK_HEIGHT - 2 - (_SPARK_HEIGHT - 4) * value / top
+            points.append(f"{'L' if pen_down else 'M'}{x:.1f} {y:.1f}" + ("" if pen_down else "h.01"))
+        pen_down = value is not None
+    line = _element("path", d="".join(points), class_="line c0")
+    return _element(
+        "svg", line, viewBox=f"0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}", class_="spark", role="img", aria_label=name
+    )
 
 
 def range_chart(name: str, rows: Sequence[Range], unit: Unit) -> Markup:
@@ -186,7 +214,8 @@ def _grid(top: float, unit: Unit) -> Markup:
     for value in _ticks(top):
         y = _y_position(value, top)
         parts.append(_element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
-        parts.append(_element("text", unit(value), x=_LEFT - 6, y=y + 4, class_="end"))
+        # The lowest label is above the line, because the times are below it.
+        parts.append(_element("text", unit(value), x=_LEFT - 6, y=y + (4 if value else -1), class_="end"))
     return Markup().join(parts)
 
 
@@ -208,7 +237,7 @@ def _time_axis(times: Sequence[float], xs: Sequence[float]) -> Markup:
     shown = _time_format(times[-1] - times[0])
     every = max(1, math.ceil(len(times) / 7))
     return Markup().join(
-        _element("text", _moment(times[i], shown), x=xs[i], y=_HEIGHT - _BOTTOM + 18, class_="mid")
+        _element("text", _moment(times[i], shown), x=xs[i], y=_HEIGHT - _BOTTOM + 20, class_="mid")
         for i in range(0, len(times), every)
         if xs[i] < _WIDTH - _RIGHT - 20 or i == 0
     )

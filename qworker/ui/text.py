@@ -1,0 +1,155 @@
+"""Numbers, times and bodies as text for pages."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any, TypeVar, cast
+
+import msgspec
+from markupsafe import Markup
+
+from qworker.charts import format_text
+from qworker.envelope import Envelope, open_envelope
+from qworker.message import Message
+from qworker.parcel import unpack
+
+__all__ = [
+    "DASH",
+    "MOST_BODY",
+    "Body",
+    "arguments_of",
+    "body_of",
+    "duration",
+    "number",
+    "rate",
+    "show",
+    "when",
+]
+
+T = TypeVar("T")
+
+# What is not known.
+DASH = "\N{EN DASH}"
+
+# Bytes of a body that are shown.
+MOST_BODY = 64 * 1024
+# Characters of arguments in a list.
+_MOST_ARGUMENTS = 160
+_SECRET = re.compile(r"passw(or)?d|secret|token|api_?key|authorization|cookie|credential", re.IGNORECASE)
+_MASK = "••••"
+# Characters that change the direction of the text around them, or cannot be seen.
+_HIDDEN = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
+
+def show(value: object) -> str:
+    """Return a value as text in which every control character can be seen. Markup is returned unchanged."""
+    if isinstance(value, Markup):
+        return value
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", format_text("" if value is None else value))
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration, such as `250 ms`, `3.2 s`, `4 min` or `2 h`. None is a dash."""
+    if seconds is None:
+        return DASH
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    for limit, unit, name in ((10, 1, "s"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds:.1f} s" if limit == 10 else f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def number(value: int | None) -> str:
+    """Return a count with separators. None is a dash."""
+    return DASH if value is None else f"{value:,}"
+
+
+def rate(value: float | None, *, signed: bool = False) -> str:
+    """Return a rate per second. None is a dash."""
+    if value is None:
+        return DASH
+    if abs(value) < 0.05:
+        return "0"
+    sign = "+" if signed else ""
+    return f"{value:{sign},.1f}" if abs(value) < 100 else f"{value:{sign},.0f}"
+
+
+def when(seconds: float | None) -> Markup | str:
+    """Return a moment as an element that a script can show in local time."""
+    if seconds is None:
+        return DASH
+    try:
+        moment = datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:.0f}"
+    exact = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup('<time datetime="{}" title="{}">{:%Y-%m-%d %H:%M:%S}Z</time>').format(exact, exact, moment)
+
+
+class Body(msgspec.Struct, frozen=True):
+    """A body for people.
+
+    Attributes:
+        size: Bytes.
+        text: The text, or its beginning. None: it is not text.
+        is_cut: Whether the text is only the beginning.
+    """
+
+    size: int
+    text: str | None
+    is_cut: bool = False
+
+
+def arguments_of(message: Message, *, masked: bool) -> str:
+    """Return the arguments of a call, or the beginning of a raw body, on one line."""
+    inner = unpack(message)
+    opened = open_envelope(inner.body)
+    if isinstance(opened, Envelope):
+        kwargs = _masked(opened.kwargs) if masked else opened.kwargs
+        args = _masked(opened.args) if masked else opened.args
+        text = ", ".join([*map(_json, args), *(f"{name}={_json(one)}" for name, one in kwargs.items())])
+    else:
+        text = " ".join(inner.argv) or inner.body[: 4 * _MOST_ARGUMENTS].decode(errors="replace")
+    return text if len(text) <= _MOST_ARGUMENTS else text[: _MOST_ARGUMENTS - 1] + "…"
+
+
+def body_of(message: Message, *, masked: bool) -> Body:
+    """Return the body, indented if it is JSON. With `masked`, the values of keys that look secret are dots."""
+    body = unpack(message).body
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return Body(len(body), None)
+    if len(body) > MOST_BODY:
+        # A body that cannot be read as a whole cannot be masked.
+        return Body(len(body), None if masked else text[:MOST_BODY], is_cut=True)
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return Body(len(body), text)
+    return Body(len(body), msgspec.json.format(_json(_masked(value) if masked else value), indent=2))
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _masked(value: T) -> T:
+    try:
+        masked: T = _mask(value)
+    except RecursionError:
+        # It is nested too deeply to be searched.
+        return type(value)()
+    return masked
+
+
+def _mask(value: object) -> Any:
+    if isinstance(value, dict):
+        pairs = cast("dict[str, object]", value)
+        return {key: _MASK if _SECRET.search(key) else _mask(one) for key, one in pairs.items()}
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+        return [_mask(one) for one in items]
+    return value

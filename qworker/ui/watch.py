@@ -1,0 +1,158 @@
+"""The sampler behind all pages of one store. It runs while a page is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import msgspec
+
+from qworker.backend import Backend
+from qworker.backend.each_queue import describe_problem
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import QworkerError
+from qworker.sampling import QueueSampler, QueueSnapshot, RingSample, StoreSnapshot
+from qworker.sampling.ring import LEVELS
+from qworker.schedules.code import supports_schedules
+from qworker.ui.looks import Looks
+
+__all__ = ["Seen", "Watch"]
+
+# Seconds between two samples, for which the first page waits, and after the last page until sampling ends.
+_EVERY_S = 2.0
+_PATIENCE_S = 2.0
+_IDLE_S = 60.0
+# Seconds between two reads of past samples, which are 10 s apart.
+_PAST_S = 10.0
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sampler knows.
+
+    Attributes:
+        store: The URL of the store, without a password.
+        snapshot: The last sample. None: there is none yet.
+        problem: Why the store cannot be asked.
+        has_schedules: Whether the store can keep schedules.
+        unworked: The queues in which messages wait although no worker is seen, with the Unix seconds since when.
+    """
+
+    store: str
+    snapshot: StoreSnapshot | None = None
+    problem: str | None = None
+    has_schedules: bool = False
+    unworked: dict[str, float] = {}
+
+    def queue(self, name: str) -> QueueSnapshot | None:
+        """Return the sample of a queue, or None if it is not known."""
+        queues = [] if self.snapshot is None else self.snapshot.queues
+        return next((one for one in queues if one.queue == name), None)
+
+
+class Watch:
+    """Samples a store from the first look to a minute after the last one.
+
+    An application that is mounted in another one gets no lifespan. So nothing has to be started or closed.
+
+    Args:
+        open_store: A function that returns the open backend.
+        url: A function that returns the URL, by which another process counts large queues. None: this process does.
+        clock: The clock.
+
+    Attributes:
+        looks: Other reads of the store.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], Awaitable[Backend]],
+        url: Callable[[], str] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._open_store = open_store
+        self._url = url
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self._sampler: QueueSampler | None = None
+        self._first = asyncio.Event()
+        self._looked_at = clock.monotonic()
+        self._seen = Seen(store="")
+        self.looks = Looks(clock=clock)
+
+    async def see(self) -> Seen:
+        """Return what is known. The first look waits for the first sample, but not for long."""
+        self._looked_at = self._clock.monotonic()
+        if self._task is None or self._task.done():
+            self._first = asyncio.Event()
+            self._task = asyncio.create_task(self._run(), name="qworker-ui-sampler")
+        if not self._first.is_set():
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self._first.wait()
+            except TimeoutError:
+                pass
+        return self._seen
+
+    async def backend(self) -> Backend:
+        """Return the open backend.
+
+        Raises:
+            BackendError: It cannot be opened.
+        """
+        return await self._open_store()
+
+    async def past(self, queue: str, level: int) -> list[RingSample]:
+        """Return the samples of the last hour (level 0), day (1) or week (2) of a queue. They are empty at first."""
+        sampler = self._sampler
+        if sampler is None:
+            return []
+        read = partial(sampler.past, queue, LEVELS[level])
+        return (await self.looks.look(("past", queue, level), read, _PAST_S)).value or []
+
+    async def aclose(self) -> None:
+        """End sampling, and all reads. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        await self.looks.aclose()
+
+    async def _run(self) -> None:
+        try:
+            while self._clock.monotonic() - self._looked_at < _IDLE_S:
+                await self._tick()
+                self._first.set()
+                await asyncio.sleep(_EVERY_S)
+        finally:
+            sampler, self._sampler = self._sampler, None
+            if sampler is not None:
+                await sampler.aclose()
+
+    async def _tick(self) -> None:
+        try:
+            if self._sampler is None:
+                backend = await self._open_store()
+                self._seen = msgspec.structs.replace(
+                    self._seen, store=backend.describe(), has_schedules=supports_schedules(backend.deviations)
+                )
+                self._sampler = QueueSampler(backend, url=None if self._url is None else self._url(), clock=self._clock)
+            snapshot = await self._sampler.tick()
+        except (QworkerError, OSError) as error:
+            self._seen = msgspec.structs.replace(self._seen, problem=describe_problem(error))
+            return
+        self._seen = msgspec.structs.replace(
+            self._seen, snapshot=snapshot, problem=snapshot.problem, unworked=self._unworked(snapshot)
+        )
+
+    def _unworked(self, snapshot: StoreSnapshot) -> dict[str, float]:
+        found = (one.queue for one in snapshot.queues if _waits_for_a_worker(one))
+        return {queue: self._seen.unworked.get(queue, snapshot.at) for queue in found}
+
+
+def _waits_for_a_worker(one: QueueSnapshot) -> bool:
+    if one.counted is None or one.problem is not None:
+        return False
+    stats = one.counted.count.stats
+    has_worker = one.flow is not None and one.flow.workers > 0
+    return stats.ready > 0 and not stats.leased and not stats.paused and not has_worker
