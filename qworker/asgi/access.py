@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 TOKEN = "QWORKER_HTTP_TOKEN"
+_TOKEN_OF_0_1 = "QWORKER_TOKEN"
 
 Refusal = tuple[int, Headers, bytes]
 
@@ -190,9 +191,12 @@ def read_token() -> str | None:
     """Return the token of `QWORKER_HTTP_TOKEN`, or None if the variable is not set.
 
     Raises:
-        UsageError: The variable is empty, or not a valid token.
+        UsageError: The variable is empty, or not a valid token. Or it has its name of 0.1: without this error, the
+            server would ask no client for the token.
     """
     token = os.environ.get(TOKEN)
+    if token is None and _TOKEN_OF_0_1 in os.environ:
+        raise UsageError(f"{_TOKEN_OF_0_1} is now {TOKEN}: rename the variable")
     if token == "":
         raise UsageError(f"{TOKEN} is empty: set a token or unset the variable")
     check_token(token)

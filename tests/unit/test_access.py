@@ -189,6 +189,14 @@ def test_a_token_that_cannot_be_sent_is_refused(token: str, monkeypatch: pytest.
         read_token()
 
 
+def test_a_token_under_its_name_of_0_1_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QWORKER_TOKEN", "correct horse")
+    with pytest.raises(UsageError, match="QWORKER_TOKEN is now QWORKER_HTTP_TOKEN: rename the variable"):
+        read_token()
+    monkeypatch.setenv("QWORKER_HTTP_TOKEN", "battery staple")
+    assert read_token() == "battery staple"
+
+
 # -- jsonrpcd ----------------------------------------------------------------------------------------------------------
 
 
