@@ -90,7 +90,8 @@ def test_a_message_goes_through_the_commands_of_an_operator(ok: Any, qworker: An
     assert "paused" in ok("stats", URL, "inbox")
     assert "is paused" in ok("explain", URL, "inbox", message_id)
     ok("resume", URL, "inbox")
-    assert json.loads(ok("requeue", URL, "inbox", "--json")) == {"queue": "inbox", "requeued": 0}
+    requeued = {"queue": "inbox", "requeued": 0, "left_out": {}, "dry_run": False}
+    assert json.loads(ok("requeue", URL, "inbox", "--json")) == requeued
     status, _, err = qworker("explain", URL, "inbox", "no-such-id")
     assert status == 1
     assert err == ""

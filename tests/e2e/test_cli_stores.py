@@ -183,7 +183,8 @@ def test_requeue_names_the_messages_that_it_cannot_requeue(
     )
     status, out, err = said("requeue", "file://./spool", "inbox", second, "nothing", "--json")
     assert status == 1
-    assert json.loads(out) == {"queue": "inbox", "requeued": 1, "missed": {"nothing": "there is no such message"}}
+    missed = {"nothing": "there is no such message"}
+    assert json.loads(out) == {"queue": "inbox", "requeued": 1, "missed": missed, "dry_run": False}
     assert said("requeue", "file://./spool", "inbox") == (0, "requeued 0 messages of inbox\n", "")
     # Any text can be an id.
     assert said("requeue", "file://./spool", "inbox", "a/b")[0] == 1

@@ -44,7 +44,9 @@ async def backend(request: pytest.FixtureRequest, spool: Path) -> AsyncIterator[
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Path:
-    return tmp_path / "spool"
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    return parent / "spool"
 
 
 async def lease_soon(backend: Backend) -> list[bytes]:

@@ -96,7 +96,6 @@ def test_a_table_goes_through_every_job(spark: SparkSession, qworker: Any, folde
         (["load", URL, "absent.parquet", "--task", "t", "--queue", "q"], "absent.parquet"),
         (["replay", URL, "pictures", "--where", "nothing = 1"], "is not valid"),
         (["reconcile", "rows.csv", "q", "--on", "a"], "pass --url"),
-        (["report", "nowhere", "--since", "yesterday"], "or a time such as"),
         (["report", "nowhere", "--conf", "nonsense"], "write KEY=VALUE"),
         (["report", "memory:"], "memory:"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker import Backoff, Draft, Fail, Retry, Tasks, Unique
+from qworker import Backoff, Draft, Fail, Retry, Tasks
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidArguments, NotSupported
 from qworker.failure_text import RemoteFailure
@@ -128,12 +128,12 @@ async def refusal(backend, draft: Draft) -> str | None:
     return None
 
 
-async def test_a_call_that_the_directory_has_no_place_for_fails_in_the_test(tasks):
+async def test_a_message_that_the_directory_has_no_place_for_fails_in_the_test(tasks):
     @tasks.task
     async def work() -> None: ...
 
     with pytest.raises(NotSupported, match="file: does not support"):
-        await work.using(unique=Unique(key="x", scope="app")).enqueue()
+        await (await tasks.backend()).publish("q", [Draft(body=b"x", fields={"a": "b"})])
     await work.enqueue()
     await tasks.aclose()
     assert (await run_until_idle(tasks)).acked == 1

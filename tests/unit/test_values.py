@@ -243,7 +243,7 @@ async def test_without_the_check_the_worker_refuses_the_value(app):
     await work.enqueue("two")
     await app.burst()
     assert [one.error for one in await app.found(State.FAILED)] == [
-        "task 'work', argument 1 (x): expected int, got str"
+        "code: arguments\ntask 'work', argument 1 (x): expected int, got str"
     ] * 2
     assert Tasks("memory://x", validate=False).validate is False
     with pytest.raises(UsageError, match="validate must be True or False"):
