@@ -62,6 +62,8 @@ class Monitor:
         self._over = False
         self._problem: str | None = None
         self._queues: list[QueueStats] = []
+        # Whether the store was reached. The first count of a large queue may take minutes more.
+        self._reached = False
         self._looked_at: float | None = None
 
     def attach(self, worker: Worker) -> None:
@@ -90,6 +92,7 @@ class Monitor:
         self._problem = snapshot.problem
         if snapshot.problem is not None:
             return
+        self._reached = True
         found = {one.queue: one for one in snapshot.queues}
         if any(one.counted is None and one.problem is None for one in found.values()):
             return
@@ -111,7 +114,7 @@ class Monitor:
         """Return what the worker does now."""
         if self._over:
             return "draining"
-        if self._worker is None or self._looked_at is None:
+        if self._worker is None or not self._reached:
             return "starting"
         return self._worker.state
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -19,11 +20,13 @@ import pytest
 from qworker.errors import UsageError
 from qworker.health.address import keep_across_exec, listen, loopback_for, parse_address
 from qworker.health.answers import HealthAnswers, WorkerReports
-from qworker.health.monitor import LoopHeartbeat
+from qworker.health.monitor import LoopHeartbeat, Monitor
 from qworker.health.probe import fetch_page
 from qworker.health.server import HealthServer
 from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
+from qworker.sampling import QueueSnapshot, StoreSnapshot
+from qworker.worker import Worker
 from qworker.worker.metrics import FeatureCounts, TaskCounts, merge_counts
 
 PATIENCE = 30.0
@@ -395,6 +398,16 @@ def test_addresses(text: str, address: tuple[str, int], asked: str) -> None:
 def test_a_bad_address_is_one_line(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         parse_address(text)
+
+
+def test_a_worker_is_ready_before_a_large_queue_is_counted() -> None:
+    monitor = Monitor(1)
+    monitor.attach(cast("Worker", SimpleNamespace(observers=[], state="working")))
+    assert monitor.state() == "starting"
+    monitor._take(StoreSnapshot(at=1.0, queues=[QueueSnapshot(queue="deep")]), ["deep"])
+    assert monitor.state() == "working"
+    # A number that is missing is not 0.
+    assert monitor.queues() == []
 
 
 def test_an_address_that_is_taken_is_one_line() -> None:
