@@ -34,10 +34,6 @@ class RedisSamples:
         key = queue_key(check_existing_queue(queue), "samples")
         await self._pool.command(queue_slot(queue), "SETRANGE", key, offset, data)
 
-    async def clear(self, queue: str) -> None:
-        """Remove a queue's string."""
-        await self._pool.command(queue_slot(queue), "UNLINK", queue_key(check_existing_queue(queue), "samples"))
-
     @contextmanager
     def lock(self, queue: str) -> Generator[bool]:
         """Yield True: a count is cheaper than a lock."""

@@ -163,6 +163,11 @@ async def follow_progress(backend: Backend, source: JobSource, queue: str, messa
         if now() >= next_find or ended:
             found = await find_message(backend, queue, message_id, source.task)
             if found is None or found.state in {State.FAILED, State.DONE}:
+                # The last progress is stored with the end, which may have come after the look above.
+                (reply,) = await backend.cells(queue, [get_cell(PROGRESS, message_id)])
+                progress = read_progress(reply.cell)
+                if progress is not None and progress.progress != shown:
+                    yield progress.progress
                 return
             next_find = now() + _FIND
         version = "" if cell is None else cell.version

@@ -28,14 +28,6 @@ class SampleStore(Protocol):
         """
         ...
 
-    async def clear(self, queue: str) -> None:
-        """Remove all bytes of a block.
-
-        Raises:
-            BackendError: It cannot be written.
-        """
-        ...
-
     def lock(self, queue: str) -> AbstractContextManager[bool]:
         """Lock a block until the end of the `with` block. It ends with the process.
 
@@ -63,10 +55,6 @@ class MemorySamples:
         block = self._blocks.setdefault(queue, bytearray())
         block.extend(bytes(max(0, offset - len(block))))
         block[offset : offset + len(data)] = data
-
-    async def clear(self, queue: str) -> None:
-        """Remove a block."""
-        self._blocks.pop(queue, None)
 
     @contextmanager
     def lock(self, queue: str) -> Generator[bool]:

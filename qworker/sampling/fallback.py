@@ -46,10 +46,6 @@ class FallbackSamples:
         """Write bytes into a block."""
         await self._use(lambda store: store.write(queue, offset, data))
 
-    async def clear(self, queue: str) -> None:
-        """Remove all bytes of a block."""
-        await self._use(lambda store: store.clear(queue))
-
     @contextmanager
     def lock(self, queue: str) -> Generator[bool]:
         """Lock a block. A block in memory has no other user."""

@@ -219,7 +219,8 @@ class Ring:
         """Make an empty ring if there is none. A ring that is damaged, or has another format, is thrown away."""
         if await self._store.read(self._queue, 0, len(HEADER)) == HEADER:
             return
-        await self._store.clear(self._queue)
+        # The count that follows the ring stays: it may have been stored before.
+        await self._store.write(self._queue, len(HEADER), bytes(RING_SIZE - len(HEADER)))
         await self._store.write(self._queue, 0, HEADER)
 
     async def _read(self, level: Level, start: float, end: float) -> list[RingSample]:

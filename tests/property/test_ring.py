@@ -146,3 +146,10 @@ async def test_a_block_that_is_not_a_ring_is_thrown_away(start: bytes) -> None:
     await ring.add(sample(170_000_000))
     assert await ring.read(LEVELS[0], 1_700_000_000.0) == [sample(170_000_000)]
     assert RING_SIZE == 64 + (360 + 288 + 336) * 80
+
+
+async def test_a_new_ring_keeps_the_count_that_follows_it() -> None:
+    store = MemorySamples()
+    await store.write(QUEUE, RING_SIZE, b"count")
+    await Ring(store, QUEUE).add(sample(170_000_000))
+    assert await store.read(QUEUE, RING_SIZE, 10) == b"count"

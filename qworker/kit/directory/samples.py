@@ -53,11 +53,6 @@ class DirectorySamples:
         with self._opened(queue) as fd:
             write_all(fd, data, offset)
 
-    async def clear(self, queue: str) -> None:
-        """Empty a queue's file. The lock on it stays."""
-        with self._opened(queue) as fd:
-            os.ftruncate(fd, 0)
-
     @contextmanager
     def lock(self, queue: str) -> Generator[bool]:
         """Lock a queue's file."""
