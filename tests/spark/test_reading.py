@@ -107,7 +107,7 @@ if hasattr(datasource, "EqualTo"):
         finish(url, 3, SettleAction.FAIL_PERM, "a", error="no")
 
         def rows(*filters: ds.Filter) -> tuple[int, set[tuple[str, str]], int]:
-            """Return the number of rows, the queues and states that are read, and the number of filters left to Spark."""
+            """Return how many rows, which queues and states are read, and how many filters are left to Spark."""
             options = ReadOptions.parse({"url": url}, 2)
             one = FilteredMessagesReader(options, column_names("messages"))
             left = list(one.pushFilters(list(filters)))
