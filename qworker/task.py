@@ -500,6 +500,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R_co]):
         source = task.source
         if self._returns is not Any or self._result != source.result:
             source = source.changed(self._result, self._returns)
+        # As `_queue`. Every call comes here, and a property takes time.
         queue = self._given_queue or task.options.queue
         call = Call(queue, self._make_draft(args, kwargs), span_context, source)
         hooks = task.publishing_hooks

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from qworker.cli.filters import filter_options, states_of
-from qworker.cli.options import URLCommand, backend_from_url, json_option, run, state_option
+from qworker.cli.options import URLCommand, backend_from_url, json_option, limit_option, run, state_option
 from qworker.cli.output import echo, format_seconds, format_time, preview_body, print_json, print_table, to_json_data
 from qworker.errors import UsageError
 from qworker.failures.bulk import list_matching
@@ -25,15 +25,7 @@ __all__ = ["command"]
 @click.argument("queue", type=check_existing_queue)
 @state_option("List only messages in this state.")
 @filter_options
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1),
-    metavar="N",
-    default=20,
-    show_default=True,
-    help="Maximum number of messages in each state.",
-)
+@limit_option("Maximum number of messages in each state.")
 @click.option(
     "--after",
     metavar="POSITION",

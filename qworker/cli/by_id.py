@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from qworker.backend import Backend
-from qworker.cli.output import echo
+from qworker.cli.output import echo, print_json
 from qworker.message import Selection, State, StoredMessage
-from qworker.names import id_forms
+from qworker.names import counted, id_forms
 
-__all__ = ["Change", "change_by_id", "count_by_id", "print_missed"]
+__all__ = ["Change", "change_by_id", "count_by_id", "print_change_by_id", "verb_of"]
+
+_EXIT_MISSED = 1
 
 # Up to this number of messages are changed one by one, to name those that fail. More are only counted, in one step.
 _NAMED = 100
@@ -49,8 +51,27 @@ def _why_not(stored: StoredMessage | None, failed_only: bool) -> str | None:
     return f"it is {stored.state.word}, not failed" if failed_only and stored.state is not State.FAILED else None
 
 
-def print_missed(verb: str, queue: str, count: int, ids: Sequence[str], missed: Mapping[str, str]) -> None:
-    """Print on standard error which messages were not changed."""
+def verb_of(command: str, dry_run: bool) -> str:
+    """Return what `remove` or `requeue` did, or would do."""
+    return f"would {command}" if dry_run else f"{command}d"
+
+
+def print_change_by_id(
+    command: str, queue: str, ids: Sequence[str], found: tuple[int, dict[str, str]], *, dry_run: bool, json: bool
+) -> int:
+    """Print what `change_by_id` or `count_by_id` returned for `remove` or `requeue`. Return the exit status."""
+    count, missed = found
+    if json:
+        print_json({"queue": queue, f"{command}d": count, "missed": missed, "dry_run": dry_run})
+    else:
+        echo(f"{verb_of(command, dry_run)} {counted(count, 'message')} of {queue}")
+    if count == len(ids):
+        return 0
+    _print_missed(f"{command}d", queue, count, ids, missed)
+    return _EXIT_MISSED
+
+
+def _print_missed(verb: str, queue: str, count: int, ids: Sequence[str], missed: Mapping[str, str]) -> None:
     named = ", ".join(f"{message_id} ({why})" for message_id, why in missed.items())
     rest = f"{len(ids) - count:,} of {len(ids):,} ids, which are not there"
     if verb == "requeued":

@@ -24,8 +24,7 @@ def command(url: str, queue: str, state: str | None, matching: MessageFilter) ->
     r"""Print the messages of a queue as JSON lines.
 
     The messages come in any order and are not changed. They are read page by page, so a queue of any size needs little
-    memory. A message that moves to another state meanwhile can
-    be missing or be printed twice.
+    memory. A message that moves to another state meanwhile can be missing or be printed twice.
 
     \b
     Examples:

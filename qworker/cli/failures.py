@@ -9,7 +9,7 @@ import msgspec
 
 from qworker.backend.each_queue import can_be_of_one_queue, describe_problem
 from qworker.cli.filters import filter_options
-from qworker.cli.options import URLCommand, backend_from_url, json_option, run
+from qworker.cli.options import URLCommand, backend_from_url, json_option, limit_option, run
 from qworker.cli.output import echo, format_time, print_json, print_problems, print_table
 from qworker.errors import BackendError, QueueNotFound
 from qworker.failures.bulk import count_groups
@@ -27,15 +27,7 @@ _Groups = dict[str, list[GroupCounts]]
 @click.argument("url")
 @click.argument("queue", required=False, type=check_existing_queue)
 @filter_options
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1),
-    metavar="N",
-    default=20,
-    show_default=True,
-    help="Maximum number of groups of each queue.",
-)
+@limit_option("Maximum number of groups of each queue.")
 @json_option
 def command(url: str, queue: str | None, matching: MessageFilter, limit: int, json: bool) -> None:
     r"""Group the failed messages of one queue or of all queues.

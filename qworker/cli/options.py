@@ -36,6 +36,7 @@ __all__ = [
     "item_limit_options",
     "json_option",
     "keep_paragraphs",
+    "limit_option",
     "load_command",
     "moment_type",
     "positive_number",
@@ -246,6 +247,13 @@ def url_option(function: F) -> F:
 def state_option(help_text: str, default: str | None = None) -> Callable[[F], F]:
     """Add the option `--state`."""
     return click.option("--state", type=click.Choice([s.word for s in State]), default=default, help=help_text)
+
+
+def limit_option(help_text: str) -> Callable[[F], F]:
+    """Add the option `--limit` of a list."""
+    return click.option(
+        "-n", "--limit", type=click.IntRange(1), metavar="N", default=20, show_default=True, help=help_text
+    )
 
 
 def item_limit_options(function: F) -> F:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from qworker.cli.by_id import change_by_id, count_by_id, print_missed
+from qworker.cli.by_id import change_by_id, count_by_id, print_change_by_id, verb_of
 from qworker.cli.filters import FILTERS, filter_options
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
 from qworker.cli.output import echo, print_json
@@ -17,8 +17,6 @@ from qworker.failures.message_filter import MessageFilter
 from qworker.names import check_existing_queue, counted
 
 __all__ = ["command"]
-
-_EXIT_MISSED = 1
 
 
 @click.command("remove", cls=URLCommand)
@@ -50,32 +48,17 @@ def command(
     if not (yes or dry_run or sys.stdin.isatty()):
         raise UsageError("remove deletes messages permanently: add --yes to confirm")
     if wanted:
-        return _by_id(url, queue, wanted, dry_run, yes, json)
+        if not (yes or dry_run):
+            _confirm(len(wanted), queue)
+        changed = run(_remove_by_id(url, queue, wanted, dry_run))
+        return print_change_by_id("remove", queue, wanted, changed, dry_run=dry_run, json=json)
     count = run(_remove_matching(url, queue, matching, dry_run, yes))
     if json:
         print_json({"queue": queue, "removed": count, "dry_run": dry_run})
     else:
         note = "" if count else ": no failed message matches"
-        echo(f"{_verb(dry_run)} {counted(count, 'message')} of {queue}{note}")
+        echo(f"{verb_of('remove', dry_run)} {counted(count, 'message')} of {queue}{note}")
     return 0
-
-
-def _verb(dry_run: bool) -> str:
-    return "would remove" if dry_run else "removed"
-
-
-def _by_id(url: str, queue: str, ids: Sequence[str], dry_run: bool, yes: bool, json: bool) -> int:
-    if not (yes or dry_run):
-        _confirm(len(ids), queue)
-    count, missed = run(_remove_by_id(url, queue, ids, dry_run))
-    if json:
-        print_json({"queue": queue, "removed": count, "missed": missed, "dry_run": dry_run})
-    else:
-        echo(f"{_verb(dry_run)} {counted(count, 'message')} of {queue}")
-    if count == len(ids):
-        return 0
-    print_missed("removed", queue, count, ids, missed)
-    return _EXIT_MISSED
 
 
 def _confirm(count: int, queue: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from qworker.app import Tasks
-from qworker.cli.by_id import change_by_id, count_by_id, print_missed
+from qworker.cli.by_id import change_by_id, count_by_id, print_change_by_id, verb_of
 from qworker.cli.filters import FILTERS, filter_options
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
 from qworker.cli.output import echo, print_json
@@ -19,8 +19,6 @@ from qworker.jobs.source import JobSource
 from qworker.names import check_existing_queue, counted
 
 __all__ = ["command"]
-
-_EXIT_MISSED = 1
 
 
 @click.command("requeue", cls=URLCommand)
@@ -49,32 +47,17 @@ def command(url: str, queue: str, ids: tuple[str, ...], matching: MessageFilter,
     if wanted:
         if not matching.is_empty:
             raise UsageError(f"IDs cannot be combined with {FILTERS}")
-        return _by_id(url, queue, wanted, dry_run, json)
+        changed = run(_requeue_by_id(url, queue, wanted, dry_run))
+        return print_change_by_id("requeue", queue, wanted, changed, dry_run=dry_run, json=json)
     result = run(_requeue_matching(url, queue, matching, dry_run))
     if json:
         print_json({"queue": queue, "requeued": result.count, "left_out": result.left_out, "dry_run": dry_run})
         return 0
     note = "" if result.count or result.left_out or matching.is_empty else ": no failed message matches"
-    echo(f"{_verb(dry_run)} {counted(result.count, 'message')} of {queue}{note}")
+    echo(f"{verb_of('requeue', dry_run)} {counted(result.count, 'message')} of {queue}{note}")
     for code, count in sorted(result.left_out.items()):
         echo(f"left out {counted(count, f'{code} message')}: add --code {code} to requeue them")
     return 0
-
-
-def _verb(dry_run: bool) -> str:
-    return "would requeue" if dry_run else "requeued"
-
-
-def _by_id(url: str, queue: str, ids: Sequence[str], dry_run: bool, json: bool) -> int:
-    count, missed = run(_requeue_by_id(url, queue, ids, dry_run))
-    if json:
-        print_json({"queue": queue, "requeued": count, "missed": missed, "dry_run": dry_run})
-    else:
-        echo(f"{_verb(dry_run)} {counted(count, 'message')} of {queue}")
-    if count == len(ids):
-        return 0
-    print_missed("requeued", queue, count, ids, missed)
-    return _EXIT_MISSED
 
 
 async def _requeue_matching(url: str, queue: str, matching: MessageFilter, dry_run: bool) -> Requeued:
