@@ -70,6 +70,7 @@ def test_each_block_runs_beside_the_library_and_what_the_page_says_of_it_is_so(
     shown = [command for block in found if block.language == "sh" for command in commands(block.text)]
     (tmp_path / "commands.json").write_text(json.dumps(shown))
     shutil.copy(CLAIMS / f"claims_{name}.py", tmp_path / "test_claims.py")
+    shutil.copy(CLAIMS / "our_side.py", tmp_path)
     database = list(VERSIONS).index(name)
     done = subprocess.run(
         [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:anyio", "--rootdir", str(tmp_path), "."],
