@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -27,16 +27,22 @@ if TYPE_CHECKING:
     from qworker.server.app import MqApp
     from qworker.ui.app import Dashboard
 
-__all__ = ["command", "import_ui", "mount_dashboard"]
+__all__ = ["DEFAULT_PORT", "command", "import_ui", "mount_dashboard", "serve_ui"]
 
 log = structlog.get_logger()
+DEFAULT_PORT = 8081
 
 
 @click.command("ui", cls=URLCommand)
 @click.argument("url")
 @click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", metavar="PORT", type=int, default=8081, show_default=True, help="Port to listen on. 0: a free port."
+    "--port",
+    metavar="PORT",
+    type=int,
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port to listen on. 0: a free port.",
 )
 @click.option(
     "--allowed-host",
@@ -72,7 +78,8 @@ def command(url: str, host: str, port: int, allowed_host: tuple[str, ...], root_
         import_tasks(tasks)
     logs.configure()
     with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:
-        runner.run(_serve(url, host, port, [name.lower() for name in allowed_host], root_path, tasks))
+        names = [name.lower() for name in allowed_host]
+        runner.run(serve_ui(url, host, port, names=names, root_path=root_path, tasks=tasks))
 
 
 def import_ui(needed_for: str) -> None:
@@ -105,7 +112,28 @@ async def mount_dashboard(stack: AsyncExitStack, app: MqApp, url: str, address: 
     dashboard.show_link(UI_PATH)
 
 
-async def _serve(url: str, host: str, port: int, names: list[str], root_path: str, tasks: Tasks | None) -> None:
+async def serve_ui(
+    url: str,
+    host: str,
+    port: int,
+    *,
+    names: Sequence[str] = (),
+    root_path: str = "",
+    tasks: Tasks | None = None,
+) -> None:
+    """Serve the dashboard of a store until a signal, and print a link that logs in.
+
+    Args:
+        url: The URL of the backend.
+        host: The address to listen on.
+        port: The port. 0: a free one.
+        names: Names of this machine that browsers use, besides its own.
+        root_path: The path below which a proxy serves the pages.
+        tasks: The app, which can say more about a message. None: it is not known.
+
+    Raises:
+        BackendUnavailable: The address or the store cannot be used.
+    """
     from qworker.asgi.limits import limited_protocol
     from qworker.asgi.server import Server, bind
     from qworker.ui.app import below
