@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import count, islice
 
+from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.backend.offers import samples_of
 from qworker.cli.demo_past import Past, ring_of
@@ -42,7 +43,7 @@ _PASTS = {
     "payments": Past(per_second=3, run_s=0.3, waiting=2, failed=0.12, retried=0.2),
     "reports": Past(per_second=0.01, run_s=180),
     "catalog": Past(per_second=0.2, run_s=0.1, stopped_s=2100, paused=True),
-    "newsletter": Past(per_second=5, run_s=0.2, batch=8000, batch_s=900),
+    "newsletter": Past(per_second=10, run_s=0.2, batch=18_000, batch_s=600),
     "imports": Past(per_second=0.05, run_s=0.3),
     "webhooks": Past(per_second=1.4, run_s=0.2, stopped_s=860),
 }
@@ -143,11 +144,9 @@ class _Shop:
                 *(reminder.using(delay=900.0 * (n + 1)).call(f"customer-{n}@example.org") for n in range(24)),
                 *(monthly.call(month) for month in ("August", "September", "October")),
                 *(import_file.call(f"prices-{n}.{'zip' if n == 3 else 'csv'}") for n in range(8)),
-                *(refund.call(order) for order in (981, 987, 992)),
-                # A caller of an old version: it does not know the second argument.
-                tasks.named("photos.resize").call("logo.png"),
             ]
         )
+        await self._call_as_before()
         await self._put_schedules()
         await self._write_past(backend)
 
@@ -160,6 +159,12 @@ class _Shop:
             await tasks.enqueue_many(islice(calls, past.ready // _PARTS))
         self._clock.late_s = 0.0
 
+    async def _call_as_before(self) -> None:
+        """Enqueue a call as an old version of the app does, which does not know an argument."""
+        old = Tasks(self._url)
+        await old.named("photos.resize", queue="photos").enqueue("logo.png")
+        await old.aclose()
+
     async def _put_schedules(self) -> None:
         await tasks.schedules.put("newsletter.weekly", newsletter.call("everybody", 53), every=timedelta(days=7))
         await tasks.schedules.put("catalog.rebuild", index.call("everything"), every=timedelta(days=1))
@@ -167,6 +172,7 @@ class _Shop:
 
     async def _write_past(self, backend: Backend) -> None:
         samples, now = samples_of(backend), self._clock.time()
+        assert samples is not None
         for queue, past in _PASTS.items():
             await samples.write(queue, 0, ring_of(queue, past, now))
 
@@ -185,7 +191,9 @@ class _Shop:
             yield deliver.call(f"https://shop-{order % 40}.example/hook", "paid")
             for width in (320, 1280):
                 yield resize.call(f"IMG_{order}.jpg", order, width)
-        if order % 300 == 0:
+        if order % 60 == 0:
+            yield refund.call(order)
+        if order % 600 == 0:
             yield monthly.call("November")
 
     def _judge(self, workers: subprocess.Popen[bytes]) -> int:

@@ -54,7 +54,7 @@ async def queue(source: Source, request: Request) -> dict[str, Any]:
         **numbers,
         **status_of(one, problems),
         "problems": problems,
-        "charts": charts_of(past, level, now),
+        **charts_of(past, level, now),
         "span": span,
         "spans": list(_RANGES),
         "tasks": _tasks(one),
