@@ -11,6 +11,8 @@ import fcntl
 import os
 import stat
 
+from qworker.kit.linux import open_again
+
 __all__ = ["create_file", "open_directory", "open_entry", "open_file", "open_own", "open_regular", "try_lock"]
 
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -92,8 +94,7 @@ def try_lock(fd: int) -> bool:
     except OSError as error:
         if error.errno != errno.EBADF:
             raise
-        # By the descriptor, because the file's name may be another file's by now.
-        writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        writable = open_again(fd, os.O_RDWR | os.O_NONBLOCK)
         try:
             fcntl.flock(writable, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.dup2(writable, fd, inheritable=False)
