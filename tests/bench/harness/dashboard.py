@@ -35,8 +35,11 @@ class Browser:
             RuntimeError: it has another status than 200.
         """
         began = time.perf_counter()
-        self._connection.request("GET", path, headers=self._headers)
-        answer = self._connection.getresponse()
+        try:
+            answer = self._ask(path)
+        except http.client.RemoteDisconnected:
+            # It was idle for too long. A browser connects again.
+            answer = self._ask(path)
         body = answer.read()
         taken = time.perf_counter() - began
         if answer.status == 303:
@@ -44,6 +47,10 @@ class Browser:
         if answer.status != 200:
             raise RuntimeError(f"{path} answers {answer.status}: {body[:500].decode()}")
         return taken, body.decode()
+
+    def _ask(self, path: str) -> http.client.HTTPResponse:
+        self._connection.request("GET", path, headers=self._headers)
+        return self._connection.getresponse()
 
     def close(self) -> None:
         """Close the connection."""
