@@ -60,7 +60,7 @@ def publish(given: dict[str, Any]) -> None:
 def stall(bench: Bench, url: str, paths: list[str]) -> list[Figure]:
     """How long the loop of an application stands still in which a dashboard is mounted, by its own work."""
     seconds = bench.size(60, 5)
-    with publishing(url), Child(host, {"url": url, "seconds": seconds}) as application:
+    with publishing(url), Child(host, {"url": url}) as application:
         browser = Browser(application.read(), {})
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
@@ -68,6 +68,7 @@ def stall(bench: Bench, url: str, paths: list[str]) -> list[Figure]:
                 browser.get(f"/queues{path}")
                 time.sleep(0.02)
         browser.close()
+        application.tell()
         found = application.result()
     return [
         figure(
@@ -101,13 +102,14 @@ def host(given: dict[str, Any]) -> dict[str, float]:
         serving = asyncio.create_task(Server(app, limited_protocol()).serve_until(ended, listener))
         await asyncio.sleep(0.5)
         say(listener.getsockname()[1])
-        walls: list[float] = []
-        most, ends = 0.0, time.monotonic() + given["seconds"]
-        while time.monotonic() < ends:
+        told, walls, most = asyncio.Event(), list[float](), 0.0
+        asyncio.get_running_loop().add_reader(sys.stdin, told.set)
+        while not told.is_set():
             wall, cpu = time.perf_counter(), time.thread_time()
             await asyncio.sleep(0.001)
             walls.append(time.perf_counter() - wall - 0.001)
             most = max(most, time.thread_time() - cpu)
+        asyncio.get_running_loop().remove_reader(sys.stdin)
         ended.set()
         await serving
         await shown.aclose()
@@ -153,6 +155,8 @@ def work(given: dict[str, Any]) -> float:
     from harness.work import run_loop, work_off
     from qworker import Tasks
 
+    count: int = given["count"]
+
     async def run() -> float:
         tasks = Tasks(given["url"])
 
@@ -160,10 +164,10 @@ def work(given: dict[str, Any]) -> float:
         async def noop(text: str) -> None:
             pass
 
-        await tasks.enqueue_many(noop.call("x" * 60) for _ in range(given["count"]))
-        seconds, _ = await work_off(tasks, given["count"], 100)
+        await tasks.enqueue_many(noop.call("x" * 60) for _ in range(count))
+        seconds, _ = await work_off(tasks, count, 100)
         await tasks.aclose()
-        return given["count"] / seconds
+        return count / seconds
 
     return run_loop(run())
 
