@@ -108,7 +108,10 @@ class FailureIndex:
             QueueNotFound: The queue does not exist.
             BackendError: The store failed.
         """
-        wanted = next((one.newest for one in self.groups if one.group is not None and one.group.key == key), [])
+        wanted = next(
+            (one.newest for one in self.groups if one.group is not None and one.group.key == key),
+            list[FinishedMessage](),
+        )
         if self._heads is not None:
             return [one async for page in self._heads.read_finished(self._queue, wanted) for one in page]
         stored = {one.message.id: one for one in await self._backend.find(self._queue, [one.id for one in wanted])}
