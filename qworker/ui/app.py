@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Collection
-from functools import cache
+from functools import partial
 from http import HTTPStatus
-from importlib.resources import files
 from typing import Any, cast
-from urllib.parse import parse_qsl, quote, urlencode
 
-import structlog
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette._utils import get_route_path
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Match, Route, Router
+from starlette.routing import Match, Route
 
 from qworker.app import Tasks
 from qworker.asgi.access import page_refusal
@@ -28,32 +23,23 @@ from qworker.asgi.interface import (
     Receive,
     Scope,
     Send,
-    read_body,
     respond,
 )
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import InvalidName, QworkerError, UsageError
-from qworker.ui.access import SESSION_S, Access, Login
-from qworker.ui.pages import NoSuchPage, Pages, Unreachable
-from qworker.ui.text import duration, number, rate, show, when
+from qworker.ui.access import Access, Login
+from qworker.ui.assets import ASSET_PATH, serve_asset
+from qworker.ui.login_page import LoginPage
+from qworker.ui.pages import PAGES, Page
+from qworker.ui.pages.source import Forbidden, NoSuchPage, Source, Unreachable
+from qworker.ui.paths import root_of
+from qworker.ui.rendering import Renderer
 from qworker.ui.watch import Watch
 
 __all__ = ["Authorize", "Dashboard", "below"]
 
 Authorize = Callable[[Request], Access | Awaitable[Access | None] | None]
 
-# Bytes of the form of the login page.
-_MOST_FORM = 4096
-# The header by which the script asks for the content of a page only.
-_FRAGMENT = "x-qworker-fragment"
-_STATIC = {
-    "ui.css": "text/css; charset=utf-8",
-    "ui.js": "text/javascript; charset=utf-8",
-    "idiomorph.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-}
-# The pages that the script updates.
-_LIVE = frozenset({"overview.html", "queue.html", "message.html", "failures.html", "group.html", "schedules.html"})
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -97,29 +83,18 @@ class Dashboard:
         if (login is None) == (authorize is None):
             raise UsageError("a dashboard needs either a login or authorize=")
         self.watch = watch
-        self._login = login
+        self._source = Source(watch, clock, tasks)
         self._authorize = authorize
         self._hosts = hosts
-        self._on_link = on_link
-        self._pages = Pages(watch, clock, tasks)
-        self._log = structlog.get_logger("qworker.ui")
-        self._templates = _environment()
-        self._inner = [
-            Route("/", self._overview),
-            Route("/q/{queue}", self._queue),
-            Route("/m/{queue}/{id}", self._message),
-            Route("/m/{queue}/{id}/body", self._body),
-            Route("/find", self._find),
-            Route("/failures", self._failures),
-            Route("/failures/{queue}/{key}", self._group),
-            Route("/schedules", self._schedules),
-        ]
-        outer = [
-            Route("/login", self._login_page, methods=["GET", "POST"]),
-            Route("/logout", self._logout, methods=["POST"]),
-            Route("/static/{digest}/{name}", self._static),
-        ]
-        self._router = Router([*self._inner, *outer])
+        self._renderer = Renderer(has_login=login is not None)
+        self._inner = [Route(page.path, partial(self._show, page)) for page in PAGES]
+        routes = [*self._inner, Route(ASSET_PATH, serve_asset)]
+        self._login_page = None
+        if login is not None:
+            self._login_page = LoginPage(login, self._renderer, self._has_page, on_link)
+            routes.append(Route("/login", self._login_page.show, methods=["GET", "POST"]))
+            routes.append(Route("/logout", self._login_page.log_out, methods=["POST"]))
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -139,7 +114,7 @@ class Dashboard:
         if refusal is not None:
             await respond(send, *refusal)
             return
-        root = _root(scope)
+        root = root_of(scope)
         if get_route_path(scope) == "":
             # Links of the page would lead beside it.
             await RedirectResponse(f"{root}/", 308)(scope, receive, send)
@@ -167,13 +142,15 @@ class Dashboard:
             return await endpoint(request)
         except NoSuchPage as error:
             return self._error(request, access, HTTPStatus.NOT_FOUND, str(error))
+        except Forbidden as error:
+            return self._error(request, access, HTTPStatus.FORBIDDEN, str(error))
         except (UsageError, InvalidName) as error:
             return self._error(request, access, HTTPStatus.BAD_REQUEST, str(error))
         except (Unreachable, QworkerError, OSError) as error:
             return self._error(request, access, HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
     def _match(self, scope: Scope) -> tuple[Route | None, dict[str, Any]]:
-        for route in cast("list[Route]", self._router.routes):
+        for route in self._routes:
             match, found = route.matches(scope)
             if match is not Match.NONE:
                 return route, dict(found)
@@ -182,75 +159,18 @@ class Dashboard:
     # -- who it is -----------------------------------------------------------------------------------------------------
 
     async def _access(self, request: Request) -> Access | None:
-        if self._authorize is not None:
-            found = self._authorize(request)
-            return await found if inspect.isawaitable(found) else found
-        assert self._login is not None
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer":
-            return self._login.use_token(request.scope, token.strip())
-        cookie = request.cookies.get(_cookie_name(request))
-        return None if cookie is None else self._login.use_session(cookie)
+        if self._login_page is not None:
+            return self._login_page.access(request)
+        assert self._authorize is not None
+        found = self._authorize(request)
+        return await found if inspect.isawaitable(found) else found
 
     def _refuse(self, request: Request) -> Response:
-        if self._login is None:
-            return Response("Not Found", HTTPStatus.NOT_FOUND)
-        if request.method not in {"GET", "HEAD"} or _FRAGMENT in request.headers:
-            return Response("log in first", HTTPStatus.UNAUTHORIZED)
-        path = get_route_path(request.scope)
-        query = request.url.query
-        wanted = f"{path}?{query}" if query else path
-        asked = "" if wanted == "/" else f"?{urlencode({'next': wanted})}"
-        return RedirectResponse(f"{_root(request.scope)}/login{asked}", HTTPStatus.SEE_OTHER)
+        if self._login_page is not None:
+            return self._login_page.refuse(request)
+        return Response("Not Found", HTTPStatus.NOT_FOUND)
 
-    async def _login_page(self, request: Request) -> Response:
-        if self._login is None:
-            return Response("Not Found", HTTPStatus.NOT_FOUND)
-        wanted, link = request.query_params.get("next", ""), request.query_params.get("t")
-        problem = None
-        if request.method == "POST":
-            form = dict(parse_qsl((await read_body(request.scope, request.receive, _MOST_FORM)).decode("latin-1")))
-            wanted = form.get("next", "")
-            access = self._login.use_token(request.scope, form.get("token", "").strip())
-            if access is not None:
-                return self._logged_in(request, access, wanted)
-            problem = "That token is wrong, or there were too many wrong ones: wait a second and try again."
-        elif link is not None and request.method == "GET":
-            access = self._login.use_link(link)
-            if access is not None:
-                return self._logged_in(request, access, wanted)
-            problem = "This link was used before, or is older than 5 minutes."
-        self._announce_link(request, wanted)
-        status = HTTPStatus.OK if problem is None else HTTPStatus.FORBIDDEN
-        content = {"problem": problem, "wanted": wanted, "has_tokens": self._login.has_tokens}
-        return self._page(request, "login.html", content, status=status)
-
-    def _announce_link(self, request: Request, wanted: str) -> None:
-        assert self._login is not None
-        link = None if self._on_link is None else self._login.next_link()
-        if link is not None and self._on_link is not None:
-            asked = {"t": link, **({"next": wanted} if self._is_page(wanted) else {})}
-            self._on_link(f"{_root(request.scope)}/login?{urlencode(asked)}")
-
-    def _logged_in(self, request: Request, access: Access, wanted: str) -> Response:
-        assert self._login is not None
-        root = _root(request.scope)
-        target = f"{root}{wanted}" if self._is_page(wanted) else f"{root}/"
-        response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
-        response.set_cookie(
-            _cookie_name(request),
-            self._login.new_session(access),
-            max_age=SESSION_S,
-            path=root or "/",
-            secure=request.url.scheme == "https",
-            httponly=True,
-            samesite="lax",
-        )
-        self._log.info("ui_login", user=access.name, role=access.role)
-        return response
-
-    def _is_page(self, wanted: str) -> bool:
-        """Return whether a path is that of a page here, so that a link cannot lead elsewhere."""
+    def _has_page(self, wanted: str) -> bool:
         path = wanted.partition("?")[0]
         scope = {"type": "http", "method": "GET", "path": path, "root_path": ""}
         return (
@@ -259,149 +179,17 @@ class Dashboard:
             and any(route.matches(scope)[0] is Match.FULL for route in self._inner)
         )
 
-    async def _logout(self, request: Request) -> Response:
-        root = _root(request.scope)
-        response = RedirectResponse(f"{root}/login", HTTPStatus.SEE_OTHER)
-        response.delete_cookie(_cookie_name(request), path=root or "/")
-        return response
-
     # -- pages ---------------------------------------------------------------------------------------------------------
 
-    async def _overview(self, request: Request) -> Response:
-        asked = request.query_params
-        found = await self._pages.overview(asked.get("name", ""), _page_number(asked.get("page", "0")))
-        return self._page(request, "overview.html", found)
-
-    async def _queue(self, request: Request) -> Response:
-        asked = request.query_params
-        found = await self._pages.queue(
-            request.path_params["queue"],
-            request.state.access,
-            state=asked.get("state", "ready"),
-            newest=asked.get("order") == "newest",
-            after=asked.get("after") or None,
-            span=asked.get("range", "1h"),
-        )
-        return self._page(request, "queue.html", found)
-
-    async def _message(self, request: Request) -> Response:
-        given = request.path_params
-        found = await self._pages.message(given["queue"], given["id"], request.state.access)
-        return self._page(request, "message.html", found)
-
-    async def _body(self, request: Request) -> Response:
-        access: Access = request.state.access
-        if not access.sees_secrets:
-            return self._error(request, access, HTTPStatus.FORBIDDEN, "a viewer cannot download bodies")
-        given = request.path_params
-        body = await self._pages.body(given["queue"], given["id"])
-        # The browser must not show it: it could be a page.
-        headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(given['id'], safe='')}.bin"}
-        return Response(body, headers=headers, media_type="application/octet-stream")
-
-    async def _find(self, request: Request) -> Response:
-        found = await self._pages.find(request.query_params.get("id", "").strip())
-        if len(found["places"]) == 1 and not found["unknown"]:
-            (place,) = found["places"]
-            path = quote(f"/m/{place.queue}/{place.stored.message.id}")
-            return RedirectResponse(f"{_root(request.scope)}{path}", HTTPStatus.SEE_OTHER)
-        return self._page(request, "find.html", found)
-
-    async def _failures(self, request: Request) -> Response:
-        return self._page(request, "failures.html", await self._pages.failures())
-
-    async def _group(self, request: Request) -> Response:
-        given = request.path_params
-        found = await self._pages.group(given["queue"], given["key"], request.state.access)
-        return self._page(request, "group.html", found)
-
-    async def _schedules(self, request: Request) -> Response:
-        return self._page(request, "schedules.html", await self._pages.schedules())
-
-    async def _static(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in _STATIC or request.path_params["digest"] != _digest(name):
-            return Response("Not Found", HTTPStatus.NOT_FOUND)
-        headers = {"cache-control": "public, max-age=31536000, immutable"}
-        return Response(_asset(name), headers=headers, media_type=_STATIC[name])
+    async def _show(self, page: Page, request: Request) -> Response:
+        content = await page.content(self._source, request)
+        if isinstance(content, Response):
+            return content
+        return self._renderer.page(request, page.template, content, is_live=page.is_live)
 
     def _error(self, request: Request, access: Access | None, status: HTTPStatus, text: str) -> Response:
         request.state.access = access
-        return self._page(request, "error.html", {"status": status, "text": text}, status=status)
-
-    def _page(
-        self, request: Request, template: str, content: dict[str, Any], *, status: HTTPStatus = HTTPStatus.OK
-    ) -> Response:
-        root = _root(request.scope)
-        is_fragment = _FRAGMENT in request.headers
-
-        def path(*parts: str, **query: str | int | None) -> str:
-            given = {name: value for name, value in query.items() if value not in {None, "", 0}}
-            joined = "/".join(quote(part, safe="") for part in parts)
-            return f"{root}/{joined}?{urlencode(given)}" if given else f"{root}/{joined}"
-
-        def asset(name: str) -> str:
-            return f"{root}/static/{_digest(name)}/{name}"
-
-        text = self._templates.get_template(template).render(
-            **content,
-            layout="fragment.html" if is_fragment else "layout.html",
-            live=template in _LIVE,
-            section=template.partition(".")[0],
-            path=path,
-            asset=asset,
-            access=request.state.access,
-            has_login=self._login is not None,
-            here=str(request.url.path) + (f"?{request.url.query}" if request.url.query else ""),
-        )
-        if not is_fragment:
-            return Response(text, status, media_type="text/html")
-        tag = f'"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"'
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"etag": tag})
-        return Response(text, status, headers={"etag": tag}, media_type="text/html")
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("qworker.ui"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        # Each value passes through it before it is escaped.
-        finalize=show,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"duration": duration, "number": number, "rate": rate, "when": when}
-    return environment
-
-
-def _root(scope: Scope) -> str:
-    root: str = scope.get("root_path", "")
-    return quote(root.rstrip("/"))
-
-
-def _cookie_name(request: Request) -> str:
-    """Return the name of the cookie. Browsers send the cookies of one port to all ports of a host."""
-    server = request.scope.get("server")
-    prefix = "__Secure-" if request.url.scheme == "https" else ""
-    return f"{prefix}qworker_ui_{server[1] if server and server[1] else 0}"
-
-
-def _page_number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 6):
-        raise UsageError("page must be a number from 0")
-    return int(text)
-
-
-@cache
-def _asset(name: str) -> bytes:
-    return files("qworker.ui").joinpath("static", name).read_bytes()
-
-
-@cache
-def _digest(name: str) -> str:
-    return hashlib.blake2b(_asset(name), digest_size=8).hexdigest()
+        return self._renderer.page(request, "error.html", {"status": status, "text": text}, status=status)
 
 
 def _with_headers(send: Send) -> Send:
