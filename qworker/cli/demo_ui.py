@@ -45,7 +45,7 @@ _PASTS = {
     "catalog": Past(per_second=0.2, run_s=0.1, stopped_s=2100, paused=True),
     "newsletter": Past(per_second=10, run_s=0.2, batch=18_000, batch_s=600),
     "imports": Past(per_second=0.05, run_s=0.3),
-    "webhooks": Past(per_second=1.4, run_s=0.2, stopped_s=860),
+    "webhooks": Past(per_second=2, run_s=0.2, stopped_s=860),
 }
 # The queues that have workers. The mail server of the newsletter takes one mail at a time.
 _QUEUES = ("mail", "photos", "payments", "reports", "catalog", "newsletter=1", "imports")
@@ -56,6 +56,8 @@ _PARTS = 20
 # Seconds that the workers get to end.
 _DRAIN_S = 5.0
 _EXIT_WORKERS_ENDED = 1
+# They run, or Ctrl-C has reached them first, and they have drained, or had no time for it.
+_CALM = (None, 0, 4)
 
 
 def serve_demo(port: int) -> int:
@@ -185,20 +187,17 @@ class _Shop:
             await asyncio.sleep(_ROUND_S)
 
     def _round(self) -> Iterator[Call]:
-        for order in islice(self._orders, 3):
-            yield receipt.call(order, f"customer-{order}@example.org")
-            yield charge.call(order, f"{order % 90 + 9}.90", f"tok_{order}")
-            yield deliver.call(f"https://shop-{order % 40}.example/hook", "paid")
-            for width in (320, 1280):
-                yield resize.call(f"IMG_{order}.jpg", order, width)
-        if order % 60 == 0:
-            yield refund.call(order)
-        if order % 600 == 0:
-            yield monthly.call("November")
+        orders = list(islice(self._orders, 3))
+        yield from (receipt.call(order, f"customer-{order}@example.org") for order in orders)
+        yield from (charge.call(order, f"{order % 90 + 9}.90", f"tok_{order}") for order in orders)
+        yield from (resize.call(f"IMG_{order}.jpg", order, width) for order in orders for width in (320, 1280))
+        yield deliver.call(f"https://shop-{orders[0] % 40}.example/hook", "paid")
+        yield from (refund.call(order) for order in orders if order % 60 == 0)
+        yield from (monthly.call("November") for order in orders if order % 600 == 0)
 
     def _judge(self, workers: subprocess.Popen[bytes]) -> int:
         """Return the exit status, and say what went wrong with the workers."""
-        if workers.poll() is None:
+        if workers.poll() in _CALM:
             return 0
         with open(self._log, encoding="utf-8", errors="replace") as log:
             echo(f"The workers have ended by themselves with status {workers.returncode}:\n{log.read()[-2000:]}")
