@@ -214,13 +214,13 @@ def _element(name: str, *content: str, **attributes: str | float) -> Markup:
     Args:
         name: Its name, which must not be foreign text.
         content: Text, which is escaped, and markup.
-        attributes: The attributes, which are escaped. `class_` is `class`, and `aria_label` is `aria-label`. Numbers
+        attributes: The attributes, which are text too. `class_` is `class`, and `aria_label` is `aria-label`. Numbers
             are shortened.
     """
     pairs = Markup().join(
         Markup(' {}="{}"').format(
             key.rstrip("_").replace("_", "-"),
-            value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip("."),
+            format_text(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip("."),
         )
         for key, value in attributes.items()
     )

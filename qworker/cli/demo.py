@@ -55,7 +55,7 @@ class _Note(msgspec.Struct, frozen=True):
 @click.command("demo", cls=Command)
 @click.option("--keep", is_flag=True, help="Keep the temporary directory.")
 @click.option("--ui", is_flag=True, help="Serve the dashboard of a demo store until Ctrl-C. Needs the extra ui.")
-@click.option("--port", metavar="PORT", type=int, help="Port of --ui. 0: a free port.  [default: 8081]")
+@click.option("--port", metavar="PORT", type=int, help="Port of --ui instead of 8081. 0: a free port.")
 def command(keep: bool, ui: bool, port: int | None) -> int:
     """Show that a killed worker loses no message.
 

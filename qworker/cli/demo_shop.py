@@ -100,4 +100,4 @@ async def import_file(file: str) -> None:
 
 @tasks.task(name="webhooks.deliver", queue="webhooks")
 async def deliver(url: str, event: str) -> None:
-    """Tell a customer's server. No worker of the demo leases from this queue."""
+    """Send an event to a customer's server. No worker of the demo leases from this queue."""
