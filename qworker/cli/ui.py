@@ -47,8 +47,21 @@ log = structlog.get_logger()
 @click.option(
     "--root-path", metavar="PATH", default="", help="Path below which a proxy serves the pages, such as /queues."
 )
-@click.option("--app", metavar="MODULE:ATTRIBUTE", help="App that runs the messages. Pages say whether it can.")
-def command(url: str, host: str, port: int, allowed_host: tuple[str, ...], root_path: str, app: str | None) -> None:
+@click.option(
+    "--app",
+    metavar="MODULE:ATTRIBUTE",
+    help="App that runs the messages. Pages say whether it can, and it checks edited arguments.",
+)
+@click.option("--read-only", is_flag=True, help="Show no actions, and refuse all changes.")
+def command(
+    url: str,
+    host: str,
+    port: int,
+    allowed_host: tuple[str, ...],
+    root_path: str,
+    app: str | None,
+    read_only: bool,
+) -> None:
     r"""Serve a dashboard of the queues.
 
     The command prints a link that logs you in. It works once, and for 5 minutes. QWORKER_UI_TOKEN is a token with which
@@ -72,7 +85,8 @@ def command(url: str, host: str, port: int, allowed_host: tuple[str, ...], root_
         import_tasks(tasks)
     logs.configure()
     with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:
-        runner.run(_serve(url, host, port, [name.lower() for name in allowed_host], root_path, tasks))
+        names = [name.lower() for name in allowed_host]
+        runner.run(_serve(url, host, port, names, root_path, tasks, read_only=read_only))
 
 
 def import_ui(needed_for: str) -> None:
@@ -105,7 +119,9 @@ async def mount_dashboard(stack: AsyncExitStack, app: MqApp, url: str, address: 
     dashboard.show_link(UI_PATH)
 
 
-async def _serve(url: str, host: str, port: int, names: list[str], root_path: str, tasks: Tasks | None) -> None:
+async def _serve(
+    url: str, host: str, port: int, names: list[str], root_path: str, tasks: Tasks | None, *, read_only: bool
+) -> None:
     from qworker.asgi.limits import limited_protocol
     from qworker.asgi.server import Server, bind
     from qworker.ui.app import below
@@ -116,7 +132,7 @@ async def _serve(url: str, host: str, port: int, names: list[str], root_path: st
         address = f"http://{f'[{name}]' if ':' in name else name}:{listener.getsockname()[1]}"
         opened = _Opened(backend, url, address, frozenset(names))
         try:
-            async with opened.serving(tasks) as dashboard:
+            async with opened.serving(tasks, read_only=read_only) as dashboard:
                 log.info("ui_started", url=backend.describe(), address=f"{address}{root_path}/")
                 opened.show_link(root_path)
                 await Server(below(dashboard, root_path), limited_protocol()).serve(sockets=[listener])
@@ -144,7 +160,7 @@ class _Opened:
         self._login = Login(Secrets.from_environment())
 
     @asynccontextmanager
-    async def serving(self, tasks: Tasks | None) -> AsyncGenerator[Dashboard]:
+    async def serving(self, tasks: Tasks | None, *, read_only: bool = False) -> AsyncGenerator[Dashboard]:
         """Return the dashboard, which is closed after the block."""
         from qworker.ui.app import Dashboard
         from qworker.ui.watch import Watch
@@ -153,7 +169,9 @@ class _Opened:
             return self._backend
 
         watch = Watch(opened, lambda: self._url)
-        dashboard = Dashboard(watch, login=self._login, hosts=self._hosts, on_link=self._print, tasks=tasks)
+        dashboard = Dashboard(
+            watch, login=self._login, hosts=self._hosts, on_link=self._print, tasks=tasks, read_only=read_only
+        )
         try:
             yield dashboard
         finally:

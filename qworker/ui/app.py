@@ -15,7 +15,7 @@ import structlog
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette._utils import get_route_path
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Match, Route, Router
 
 from qworker.app import Tasks
@@ -34,7 +34,12 @@ from qworker.asgi.interface import (
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import InvalidName, QworkerError, UsageError
 from qworker.ui.access import SESSION_S, Access, Login
+from qworker.ui.actions import Actions
+from qworker.ui.confirm import Confirmed
+from qworker.ui.guard import Guard, Refused, wants_json
 from qworker.ui.pages import NoSuchPage, Pages, Unreachable
+from qworker.ui.paths import page_of, root_of
+from qworker.ui.tickets import Signer
 from qworker.ui.text import duration, number, rate, show, when
 from qworker.ui.watch import Watch
 
@@ -79,7 +84,9 @@ class Dashboard:
         authorize: Returns what the user of a request may do. None as its result: status 404.
         hosts: Names that are served besides those of this machine. None: all.
         on_link: Called with the path and query of a login link when a user without a session opens the login page.
-        tasks: The app, which can say more about a message.
+        tasks: The app, which can say more about a message, and checks the arguments of edited calls.
+        signing: What signs the forms. None: a random secret, so a form is valid in this process only.
+        read_only: Whether nothing can be changed.
         clock: The clock.
     """
 
@@ -92,6 +99,8 @@ class Dashboard:
         hosts: Collection[str] | None = None,
         on_link: Callable[[str], None] | None = None,
         tasks: Tasks | None = None,
+        signing: str | None = None,
+        read_only: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if (login is None) == (authorize is None):
@@ -102,6 +111,10 @@ class Dashboard:
         self._hosts = hosts
         self._on_link = on_link
         self._pages = Pages(watch, clock, tasks)
+        self._signer = Signer(signing if login is None else login.key)
+        self._guard = Guard(watch, self._signer, self._session, has_app=tasks is not None, read_only=read_only)
+        actions = Actions(watch, self._guard, self._signer, clock, tasks, self._page, self._is_page)
+        self._confirmed = Confirmed(watch, self._guard, self._signer, clock, tasks, self._page)
         self._log = structlog.get_logger("qworker.ui")
         self._templates = _environment()
         self._inner = [
@@ -113,6 +126,8 @@ class Dashboard:
             Route("/failures", self._failures),
             Route("/failures/{queue}/{key}", self._group),
             Route("/schedules", self._schedules),
+            *actions.routes,
+            *self._confirmed.routes,
         ]
         outer = [
             Route("/login", self._login_page, methods=["GET", "POST"]),
@@ -131,7 +146,8 @@ class Dashboard:
             await self._respond(scope, receive, _with_headers(send))
 
     async def aclose(self) -> None:
-        """End sampling. Idempotent: the next request starts it again."""
+        """End sampling, and actions after their batches. Idempotent: the next request starts sampling again."""
+        await self._confirmed.aclose()
         await self.watch.aclose()
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +155,7 @@ class Dashboard:
         if refusal is not None:
             await respond(send, *refusal)
             return
-        root = _root(scope)
+        root = root_of(scope)
         if get_route_path(scope) == "":
             # Links of the page would lead beside it.
             await RedirectResponse(f"{root}/", 308)(scope, receive, send)
@@ -152,14 +168,15 @@ class Dashboard:
 
     async def _checked(self, request: Request) -> Response:
         """Answer a request, if its user may see the page."""
-        route, found = self._match(request.scope)
+        route, found = self._match(request)
         access = await self._access(request)
         if access is None and (route is None or route in self._inner):
             return self._refuse(request)
         if route is None:
             return self._error(request, access, HTTPStatus.NOT_FOUND, "there is no such page")
         if request.method not in (route.methods or ()):
-            return self._error(request, access, HTTPStatus.METHOD_NOT_ALLOWED, "this page is only read")
+            text = "this page is only read" if request.method == "POST" else "this is not a page: a form changes it"
+            return self._error(request, access, HTTPStatus.METHOD_NOT_ALLOWED, text)
         request.scope.update(found)
         request.state.access = access
         endpoint = cast("Callable[[Request], Awaitable[Response]]", route.endpoint)
@@ -167,17 +184,23 @@ class Dashboard:
             return await endpoint(request)
         except NoSuchPage as error:
             return self._error(request, access, HTTPStatus.NOT_FOUND, str(error))
+        except Refused as error:
+            return self._error(request, access, error.status, str(error))
         except (UsageError, InvalidName) as error:
             return self._error(request, access, HTTPStatus.BAD_REQUEST, str(error))
         except (Unreachable, QworkerError, OSError) as error:
             return self._error(request, access, HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
-    def _match(self, scope: Scope) -> tuple[Route | None, dict[str, Any]]:
+    def _match(self, request: Request) -> tuple[Route | None, dict[str, Any]]:
+        """Return the route of a request. None: there is none. A route with another method is the second choice."""
+        second: tuple[Route | None, dict[str, Any]] = None, {}
         for route in cast("list[Route]", self._router.routes):
-            match, found = route.matches(scope)
-            if match is not Match.NONE:
+            match, found = route.matches(request.scope)
+            if match is Match.FULL:
                 return route, dict(found)
-        return None, {}
+            if match is Match.PARTIAL and second[0] is None:
+                second = route, dict(found)
+        return second
 
     # -- who it is -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +215,12 @@ class Dashboard:
         cookie = request.cookies.get(_cookie_name(request))
         return None if cookie is None else self._login.use_session(cookie)
 
+    def _session(self, request: Request) -> str:
+        """Return what identifies the session of a request: its cookie, or the user that `authorize` returned."""
+        access: Access = request.state.access
+        cookie = None if self._login is None else request.cookies.get(_cookie_name(request))
+        return f"user {access.name}" if cookie is None else cookie
+
     def _refuse(self, request: Request) -> Response:
         if self._login is None:
             return Response("Not Found", HTTPStatus.NOT_FOUND)
@@ -201,7 +230,7 @@ class Dashboard:
         query = request.url.query
         wanted = f"{path}?{query}" if query else path
         asked = "" if wanted == "/" else f"?{urlencode({'next': wanted})}"
-        return RedirectResponse(f"{_root(request.scope)}/login{asked}", HTTPStatus.SEE_OTHER)
+        return RedirectResponse(f"{root_of(request.scope)}/login{asked}", HTTPStatus.SEE_OTHER)
 
     async def _login_page(self, request: Request) -> Response:
         if self._login is None:
@@ -230,11 +259,11 @@ class Dashboard:
         link = None if self._on_link is None else self._login.next_link()
         if link is not None and self._on_link is not None:
             asked = {"t": link, **({"next": wanted} if self._is_page(wanted) else {})}
-            self._on_link(f"{_root(request.scope)}/login?{urlencode(asked)}")
+            self._on_link(f"{root_of(request.scope)}/login?{urlencode(asked)}")
 
     def _logged_in(self, request: Request, access: Access, wanted: str) -> Response:
         assert self._login is not None
-        root = _root(request.scope)
+        root = root_of(request.scope)
         target = f"{root}{wanted}" if self._is_page(wanted) else f"{root}/"
         response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
         response.set_cookie(
@@ -260,7 +289,7 @@ class Dashboard:
         )
 
     async def _logout(self, request: Request) -> Response:
-        root = _root(request.scope)
+        root = root_of(request.scope)
         response = RedirectResponse(f"{root}/login", HTTPStatus.SEE_OTHER)
         response.delete_cookie(_cookie_name(request), path=root or "/")
         return response
@@ -304,7 +333,7 @@ class Dashboard:
         if len(found["places"]) == 1 and not found["unknown"]:
             (place,) = found["places"]
             path = quote(f"/m/{place.queue}/{place.stored.message.id}")
-            return RedirectResponse(f"{_root(request.scope)}{path}", HTTPStatus.SEE_OTHER)
+            return RedirectResponse(f"{root_of(request.scope)}{path}", HTTPStatus.SEE_OTHER)
         return self._page(request, "find.html", found)
 
     async def _failures(self, request: Request) -> Response:
@@ -327,12 +356,14 @@ class Dashboard:
 
     def _error(self, request: Request, access: Access | None, status: HTTPStatus, text: str) -> Response:
         request.state.access = access
+        if wants_json(request):
+            return JSONResponse({"error": text}, status)
         return self._page(request, "error.html", {"status": status, "text": text}, status=status)
 
     def _page(
         self, request: Request, template: str, content: dict[str, Any], *, status: HTTPStatus = HTTPStatus.OK
     ) -> Response:
-        root = _root(request.scope)
+        root = root_of(request.scope)
         is_fragment = _FRAGMENT in request.headers
 
         def path(*parts: str, **query: str | int | None) -> str:
@@ -343,6 +374,7 @@ class Dashboard:
         def asset(name: str) -> str:
             return f"{root}/static/{_digest(name)}/{name}"
 
+        access: Access | None = request.state.access
         text = self._templates.get_template(template).render(
             **content,
             layout="fragment.html" if is_fragment else "layout.html",
@@ -350,9 +382,13 @@ class Dashboard:
             section=template.partition(".")[0],
             path=path,
             asset=asset,
-            access=request.state.access,
+            access=access,
+            can=self._guard.allowed(access),
+            token="" if access is None else self._signer.form_token(self._session(request)),
+            notice=None if access is None else self._signer.read_notice(request.query_params.get("notice", "")),
             has_login=self._login is not None,
-            here=str(request.url.path) + (f"?{request.url.query}" if request.url.query else ""),
+            root=root,
+            here=page_of(request),
         )
         if not is_fragment:
             return Response(text, status, media_type="text/html")
@@ -374,11 +410,6 @@ def _environment() -> Environment:
     )
     environment.filters |= {"duration": duration, "number": number, "rate": rate, "when": when}
     return environment
-
-
-def _root(scope: Scope) -> str:
-    root: str = scope.get("root_path", "")
-    return quote(root.rstrip("/"))
 
 
 def _cookie_name(request: Request) -> str:
