@@ -10,18 +10,16 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from urllib.parse import urlencode
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from qworker.app import Tasks
 from qworker.backend import Backend
-from qworker.clock import Clock
 from qworker.errors import AlreadyEnqueued, QueueNotFound, QworkerError, UsageError
 from qworker.failures.bulk import as_found
-from qworker.failures.groups import task_of
 from qworker.failures.edit import Arguments, arguments_of, enqueue_edited, read_arguments
+from qworker.failures.groups import task_of
 from qworker.jobs.cancel import cancel_jobs, finish_all_cancels
 from qworker.jobs.source import JobSource
 from qworker.message import Selection, State, StoredMessage
@@ -31,43 +29,34 @@ from qworker.schedules.store import StoredSchedule, find_schedule, set_paused
 from qworker.ui.access import Access
 from qworker.ui.audit import Action, ActionRecord, record
 from qworker.ui.guard import Guard, wants_json
-from qworker.ui.pages import NoSuchPage
-from qworker.ui.paths import join_path, redirect
+from qworker.ui.pages.source import NoSuchPage, Source
+from qworker.ui.paths import path_of, redirect
+from qworker.ui.rendering import Renderer
 from qworker.ui.tickets import Notice, Signer
-from qworker.ui.watch import Watch
 
-__all__ = ["Actions", "find_message", "message_of", "source_of"]
+__all__ = ["Actions", "find_message", "jobs_of", "message_of"]
 
 
 class Actions:
     """The routes of these changes.
 
     Args:
-        watch: What knows the store.
-        guard: What checks each request.
-        signer: What signs notices.
-        clock: The clock.
-        tasks: The app. None: it is not known.
-        page: Makes a page of a template and its content.
-        is_page: Returns whether a path is that of a page.
+        source: What pages are made from.
+        guard: Checks each request.
+        signer: Signs notices.
+        renderer: Renders pages.
+        has_page: Returns whether a path is that of a page.
     """
 
     def __init__(
-        self,
-        watch: Watch,
-        guard: Guard,
-        signer: Signer,
-        clock: Clock,
-        tasks: Tasks | None,
-        page: Callable[..., Response],
-        is_page: Callable[[str], bool],
+        self, source: Source, guard: Guard, signer: Signer, renderer: Renderer, has_page: Callable[[str], bool]
     ) -> None:
-        self._watch = watch
+        self._source = source
+        self._watch = source.watch
+        self._clock = source.clock
         self._signer = signer
-        self._clock = clock
-        self._tasks = tasks
-        self._page = page
-        self._is_page = is_page
+        self._renderer = renderer
+        self._has_page = has_page
         self.routes: list[Route] = [
             guard.route("/q/{queue}/pause", self._pause, "pause"),
             guard.route("/q/{queue}/resume", self._resume, "resume"),
@@ -105,7 +94,7 @@ class Actions:
         queue, message_id = message_of(request)
 
         async def requeue(backend: Backend) -> Notice:
-            await finish_all_cancels(backend, self._source(), queue)
+            await finish_all_cancels(backend, jobs_of(self._source), queue)
             stored = await find_message(backend, queue, message_id)
             if stored is not None and stored.state is State.FAILED:
                 if await backend.requeue(queue, Selection(unchanged=[as_found(stored)])):
@@ -123,7 +112,7 @@ class Actions:
             if stored is None:
                 return Notice("Nothing is changed: there is no such message.", good=False)
             by = request.state.access.name
-            was = await cancel_jobs(backend, self._source(), queue, [stored.message.id], by)
+            was = await cancel_jobs(backend, jobs_of(self._source), queue, [stored.message.id], by)
             if was[stored.message.id] == "finished":
                 return Notice("Nothing is changed: the message has finished.", good=False)
             return Notice(f"The message is cancelled. It was {was[stored.message.id]}.", link=("m", queue, message_id))
@@ -152,14 +141,12 @@ class Actions:
 
     def _check_task(self, stored: StoredMessage) -> None:
         task = task_of(stored.message)
-        if self._tasks is None or task not in self._tasks.registered_tasks:
+        if self._source.tasks is None or task not in self._source.tasks.registered_tasks:
             raise UsageError(f"the app of this dashboard has no task {task}, so it cannot check the arguments")
 
-    def _editing(
-        self, queue: str, stored: StoredMessage, edited: Arguments
-    ) -> Callable[[Backend], Awaitable[Notice]]:
+    def _editing(self, queue: str, stored: StoredMessage, edited: Arguments) -> Callable[[Backend], Awaitable[Notice]]:
         async def enqueue(backend: Backend) -> Notice:
-            made = await enqueue_edited(backend, self._source(), queue, stored, edited)
+            made = await enqueue_edited(backend, jobs_of(self._source), queue, stored, edited)
             done = "It is enqueued with these arguments" if made.is_new else "It had been enqueued with these arguments"
             rest = "" if made.removed else " The failed message had been requeued meanwhile, so it runs too."
             return Notice(f"{done}: {made.id}.{rest}", link=("m", queue, made.id))
@@ -169,7 +156,7 @@ class Actions:
     def _edit_page(self, request: Request, stored: StoredMessage, text: str, problem: str | None) -> Response:
         content = {"queue": stored.message.queue, "id": stored.message.id, "text": text, "problem": problem}
         status = HTTPStatus.OK if problem is None else HTTPStatus.UNPROCESSABLE_ENTITY
-        return self._page(request, "edit.html", content, status=status)
+        return self._renderer.page(request, "edit.html", content, status=status)
 
     # -- schedules -----------------------------------------------------------------------------------------------------
 
@@ -247,20 +234,17 @@ class Actions:
     def _answer(self, request: Request, notice: Notice) -> Response:
         """Lead back to the page with the form, which shows the result."""
         if wants_json(request):
-            link = join_path(notice.link) if notice.link else None
+            link = path_of(request.scope, *notice.link) if notice.link else None
             return JSONResponse({"changed": notice.good, "text": notice.text, "link": link})
         wanted = request.state.form.get("next", "")
-        path, _, query = (wanted if self._is_page(wanted) else "/").partition("?")
+        path, _, query = (wanted if self._has_page(wanted) else "/").partition("?")
         given = urlencode({"notice": self._signer.sign_notice(notice)})
         return redirect(request, path, f"{query}&{given}" if query else given)
 
-    def _source(self) -> JobSource:
-        return source_of(self._tasks, self._watch)
 
-
-def source_of(tasks: Tasks | None, watch: Watch) -> JobSource:
-    """Return what is known of the jobs of a store: by its app, or by its URL."""
-    return JobSource(tasks or Tasks(watch.url), None)
+def jobs_of(source: Source) -> JobSource:
+    """Return what is known of the jobs of a store: by its app, or by its URL alone."""
+    return JobSource(source.tasks or Tasks(source.watch.url), None)
 
 
 def message_of(request: Request) -> tuple[str, str]:

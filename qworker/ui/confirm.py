@@ -6,7 +6,8 @@ not see is changed. The work of a ticket has a page of its own, with its progres
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import quote
@@ -17,24 +18,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from qworker.app import Tasks
 from qworker.backend import Backend
-from qworker.clock import Clock
 from qworker.errors import QueueNotFound, UsageError
 from qworker.failures.bulk import count_matching, list_matching, requeue_matching, until_now
 from qworker.failures.message_filter import MessageFilter
-from qworker.jobs.source import JobSource
 from qworker.message import Query, State, StoredMessage
 from qworker.names import check_existing_queue
 from qworker.ui.access import Access
-from qworker.ui.actions import find_message, message_of, source_of
+from qworker.ui.actions import find_message, jobs_of, message_of
 from qworker.ui.filters import query_of, read_filter, words_of
-from qworker.ui.guard import Guard, Refused, wants_json
+from qworker.ui.guard import Guard, wants_json
 from qworker.ui.looks import Look
-from qworker.ui.pages import NoSuchPage, Unreachable
+from qworker.ui.pages.source import Forbidden, NoSuchPage, Source, Unreachable
 from qworker.ui.paths import redirect
+from qworker.ui.rendering import Renderer
 from qworker.ui.tickets import Signer, Ticket, TicketAction
-from qworker.ui.watch import Watch
 from qworker.ui.works import Work, Works
 
 __all__ = ["Confirmed"]
@@ -64,30 +62,20 @@ class Confirmed:
     """The routes of these changes.
 
     Args:
-        watch: What knows the store.
-        guard: What checks each request.
-        signer: What signs tickets.
-        clock: The clock.
-        tasks: The app. None: it is not known.
-        page: Makes a page of a template and its content.
+        source: What pages are made from.
+        guard: Checks each request.
+        signer: Signs tickets.
+        renderer: Renders the pages.
     """
 
-    def __init__(
-        self,
-        watch: Watch,
-        guard: Guard,
-        signer: Signer,
-        clock: Clock,
-        tasks: Tasks | None,
-        page: Callable[..., Response],
-    ) -> None:
-        self._watch = watch
+    def __init__(self, source: Source, guard: Guard, signer: Signer, renderer: Renderer) -> None:
+        self._watch = source.watch
+        self._clock = source.clock
         self._guard = guard
         self._signer = signer
-        self._clock = clock
-        self._tasks = tasks
-        self._page = page
-        self._works = Works(watch.backend, self._source)
+        self._renderer = renderer
+        self._jobs = partial(jobs_of, source)
+        self._works = Works(self._watch.backend, self._jobs)
         get = ["GET"]
         self.routes: list[Route] = [
             guard.route("/q/{queue}/requeue", self._requeue, "requeue many", methods=get),
@@ -139,7 +127,7 @@ class Confirmed:
             examples = await list_matching(backend, queue, query, matching)
             if action == "remove many":
                 return _Found(await count_matching(backend, queue, matching), {}, examples)
-            would = await requeue_matching(backend, self._source(), queue, matching, dry_run=True)
+            would = await requeue_matching(backend, self._jobs(), queue, matching, dry_run=True)
             return _Found(would.count, would.left_out, examples)
 
         # After an action the count is another one.
@@ -193,7 +181,7 @@ class Confirmed:
         signed = "" if ticket is None else self._signer.sign_ticket(ticket)
         if not wants_json(request):
             content = {**facts, "found": found, "words": words, "ticket": signed}
-            return self._page(request, "confirm.html", content)
+            return self._renderer.page(request, "confirm.html", content, is_live=found is None)
         if found is None:
             return JSONResponse({**facts, "counting": True}, HTTPStatus.ACCEPTED)
         ids = [one.message.id for one in found.examples]
@@ -207,12 +195,12 @@ class Confirmed:
         form, access = request.state.form, cast("Access", request.state.access)
         ticket = self._signer.read_ticket(form.get("ticket", ""))
         if ticket is None:
-            raise Refused(HTTPStatus.FORBIDDEN, "this confirmation is older than 10 minutes, or not valid: start again")
+            raise Forbidden("this confirmation is older than 10 minutes, or not valid: start again")
         if ticket.user != access.name:
-            raise Refused(HTTPStatus.FORBIDDEN, "another user has confirmed this: start again")
+            raise Forbidden("another user has confirmed this: start again")
         backend = await self._watch.backend()
         if ticket.store != backend.describe():
-            raise Refused(HTTPStatus.FORBIDDEN, "this was confirmed for another store: start again")
+            raise Forbidden("this was confirmed for another store: start again")
         self._guard.check(access, backend, ticket.action)
         if _is_typed(ticket) and form.get("typed", "").strip() != ticket.queue:
             raise UsageError(f"nothing is changed: to confirm, type the name of the queue, {ticket.queue}")
@@ -228,7 +216,8 @@ class Confirmed:
         is_own = work.ticket.user == request.state.access.name
         signed = self._signer.sign_ticket(work.ticket) if is_own and work.state in {"stopped", "failed"} else ""
         words, typed = words_of(work.ticket.matching), _is_typed(work.ticket)
-        return self._page(request, "action.html", {"work": work, "words": words, "ticket": signed, "typed": typed})
+        content = {"work": work, "words": words, "ticket": signed, "typed": typed}
+        return self._renderer.page(request, "action.html", content, is_live=work.is_running)
 
     async def _stop(self, request: Request) -> Response:
         work = self._work(request)
@@ -241,9 +230,6 @@ class Confirmed:
         if work is None:
             raise NoSuchPage("this process does not know this action: if it was interrupted, confirm it again")
         return work
-
-    def _source(self) -> JobSource:
-        return source_of(self._tasks, self._watch)
 
 
 def _is_typed(ticket: Ticket) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -17,23 +16,16 @@ from qworker.asgi.interface import read_body
 from qworker.backend import Backend
 from qworker.errors import UsageError
 from qworker.failures.edit import RULES as EDIT_RULES
-from qworker.ui.access import ROLES, Access, Role
+from qworker.ui.access import Access, Role
 from qworker.ui.audit import Action
+from qworker.ui.pages.source import Forbidden
 from qworker.ui.tickets import Signer
 from qworker.ui.watch import Watch
 
-__all__ = ["Guard", "Refused", "wants_json"]
+__all__ = ["Guard", "wants_json"]
 
 # Bytes of a form.
 _MOST_FORM = 1 << 20
-
-
-class Refused(Exception):
-    """The user may not do this, or not in this way."""
-
-    def __init__(self, status: HTTPStatus, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class _Need(NamedTuple):
@@ -84,10 +76,21 @@ class Guard:
         self._needs = _NEEDS if has_app else {action: need for action, need in _NEEDS.items() if action != "edit"}
         self._read_only = read_only
 
-    def allowed(self, access: Access | None) -> frozenset[Action]:
+    def content(self, request: Request) -> dict[str, Any]:
+        """Return what each page shows to its user: the possible actions, the token of its forms, and a notice."""
+        access: Access | None = request.state.access
+        if access is None:
+            return {"can": frozenset[Action](), "token": "", "notice": None}
+        return {
+            "can": self._allowed(access),
+            "token": self._signer.form_token(self._session(request)),
+            "notice": self._signer.read_notice(request.query_params.get("notice", "")),
+        }
+
+    def _allowed(self, access: Access) -> frozenset[Action]:
         """Return what a user can do with the store, as far as it is known."""
         seen = self._watch.seen
-        if access is None or self._read_only or not seen.is_writable:
+        if self._read_only or not seen.is_writable:
             return frozenset()
         return frozenset(
             action
@@ -122,7 +125,7 @@ class Guard:
 
     async def _check(self, request: Request, action: Action | None, has_token: bool) -> None:
         if self._read_only:
-            raise Refused(HTTPStatus.FORBIDDEN, "this dashboard is read-only")
+            raise Forbidden("this dashboard is read-only")
         if action is None:
             _check_role(request.state.access, "operator")
         else:
@@ -131,13 +134,13 @@ class Guard:
         if request.method == "POST" and has_token and not is_bearer(request.scope):
             given = request.state.form.get("token", "")
             if not self._signer.is_form_token(given, self._session(request)):
-                raise Refused(HTTPStatus.FORBIDDEN, "this form is not valid any more: open the page again")
+                raise Forbidden("this form is not valid any more: open the page again")
 
     def check(self, access: Access, backend: Backend, action: Action) -> None:
         """Check that a user may do this, and that the store can.
 
         Raises:
-            Refused: The user may not.
+            Forbidden: The user may not.
             UsageError: The store cannot.
         """
         need = _NEEDS[action]
@@ -149,7 +152,7 @@ class Guard:
 
 def _check_role(access: Access, role: Role) -> None:
     if not access.has_role(role):
-        raise Refused(HTTPStatus.FORBIDDEN, f"this needs the role {role}, and yours is {access.role}")
+        raise Forbidden(f"this needs the role {role}, and yours is {access.role}")
 
 
 def wants_json(request: Request) -> bool:

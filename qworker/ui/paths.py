@@ -1,38 +1,38 @@
-"""Paths of the dashboard, wherever it is mounted."""
+"""The paths of pages, below the path at which the dashboard is served."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette._utils import get_route_path
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from qworker.asgi.interface import Scope
-
-__all__ = ["join_path", "page_of", "redirect", "root_of"]
+__all__ = ["page_of", "path_of", "redirect", "root_of"]
 
 
-def root_of(scope: Scope) -> str:
-    """Return the path below which the dashboard is mounted."""
+def root_of(scope: Any) -> str:
+    """Return the path at which the dashboard is served, without a slash at its end."""
     root: str = scope.get("root_path", "")
     return quote(root.rstrip("/"))
 
 
-def join_path(parts: Sequence[str]) -> str:
-    """Return the path of a page, whose parts can be any texts."""
-    return "/" + "/".join(quote(part, safe="") for part in parts)
+def path_of(scope: Any, *parts: str, **query: str | int | None) -> str:
+    """Return the path of a page. What is empty in its query is left out."""
+    given = {name: value for name, value in query.items() if value not in {None, "", 0}}
+    path = f"{root_of(scope)}/{'/'.join(quote(part, safe='') for part in parts)}"
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def page_of(request: Request) -> str:
-    """Return the path and the query of a page, without a notice."""
+    """Return the path and the query of a page below that of the dashboard, without a notice."""
     query = [pair for pair in parse_qsl(request.url.query) if pair[0] != "notice"]
     path = quote(get_route_path(request.scope))
     return f"{path}?{urlencode(query)}" if query else path
 
 
-def redirect(request: Request, path: str, query: str = "") -> Response:
-    """Return the answer that leads to another page of the dashboard."""
-    return RedirectResponse(f"{root_of(request.scope)}{path}{query and f'?{query}'}", HTTPStatus.SEE_OTHER)
+def redirect(request: Request, page: str, query: str = "") -> Response:
+    """Return the answer that leads to another page, whose path is below that of the dashboard."""
+    return RedirectResponse(f"{root_of(request.scope)}{page}{query and f'?{query}'}", HTTPStatus.SEE_OTHER)

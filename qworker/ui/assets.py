@@ -1,0 +1,48 @@
+"""The files that pages load. Their names in URLs have a digest, so that browsers keep them for ever."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from qworker.ui.paths import path_of
+
+__all__ = ["ASSET_PATH", "asset_path", "serve_asset"]
+
+ASSET_PATH = "/static/{digest}/{name}"
+_TYPES = {
+    "ui.css": "text/css; charset=utf-8",
+    "ui.js": "text/javascript; charset=utf-8",
+    "idiomorph.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+
+
+def asset_path(scope: Any, name: str) -> str:
+    """Return the path of a file."""
+    return path_of(scope, "static", _digest(name), name)
+
+
+async def serve_asset(request: Request) -> Response:
+    """Answer a request for a file."""
+    name = request.path_params["name"]
+    if name not in _TYPES or request.path_params["digest"] != _digest(name):
+        return Response("Not Found", HTTPStatus.NOT_FOUND)
+    headers = {"cache-control": "public, max-age=31536000, immutable"}
+    return Response(_asset(name), headers=headers, media_type=_TYPES[name])
+
+
+@cache
+def _asset(name: str) -> bytes:
+    return files("qworker.ui").joinpath("static", name).read_bytes()
+
+
+@cache
+def _digest(name: str) -> str:
+    return hashlib.blake2b(_asset(name), digest_size=8).hexdigest()

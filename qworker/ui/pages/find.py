@@ -1,0 +1,38 @@
+"""The search for an id in all queues."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from qworker.ui.pages.rows import queue_names
+from qworker.ui.pages.source import Source, Unreachable
+from qworker.ui.paths import path_of
+from qworker.ui.reads import Place, find_everywhere
+
+__all__ = ["find"]
+
+
+async def find(source: Source, request: Request) -> dict[str, Any] | Response:
+    """Return the queues that have a message. If that is one, its page follows."""
+    message_id = request.query_params.get("id", "").strip()
+    seen = await source.watch.see()
+    if not message_id:
+        return {"seen": seen, "id": message_id, "places": [], "unknown": [], "queues": []}
+    queues = queue_names(seen)
+
+    async def search() -> tuple[list[Place], list[str]]:
+        return await find_everywhere(await source.watch.backend(), queues, message_id)
+
+    look = await source.watch.looks.look(("find", message_id), search)
+    if look.value is None:
+        raise Unreachable(look.problem or "the search takes long: try again in a moment")
+    places, unknown = look.value
+    if len(places) == 1 and not unknown:
+        (place,) = places
+        path = path_of(request.scope, "m", place.queue, place.stored.message.id)
+        return RedirectResponse(path, HTTPStatus.SEE_OTHER)
+    return {"seen": seen, "id": message_id, "places": places, "unknown": unknown, "queues": queues}

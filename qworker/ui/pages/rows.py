@@ -1,0 +1,110 @@
+"""Rows and numbers that several pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from qworker.failure_text import summary
+from qworker.failures.groups import task_of
+from qworker.message import State, StoredMessage
+from qworker.sampling import QueueSnapshot
+from qworker.ui.access import Access
+from qworker.ui.problems import Problem
+from qworker.ui.text import DASH, arguments_of, duration, number, rate
+from qworker.ui.watch import Seen
+
+__all__ = ["FRESH_S", "failed_count", "message_row", "numbers_of", "problem_of", "queue_names", "status_of"]
+
+# Seconds above which the age of a number is shown.
+FRESH_S = 4.0
+NO_HISTORY = "the workers of this store keep no history: add ?history=1 to their URL"
+
+
+def queue_names(seen: Seen) -> list[str]:
+    """Return the queues of the last sample."""
+    return [] if seen.snapshot is None else [one.queue for one in seen.snapshot.queues]
+
+
+def failed_count(one: QueueSnapshot | None) -> int:
+    """Return the number of failed messages that were counted."""
+    return 0 if one is None or one.counted is None else one.counted.count.stats.failed
+
+
+def problem_of(one: QueueSnapshot | None) -> str | None:
+    """Return why a queue cannot be used."""
+    return None if one is None else one.problem
+
+
+def numbers_of(one: QueueSnapshot, now: float) -> dict[str, Any]:
+    """Return the numbers of a queue as text."""
+    stats = None if one.counted is None else one.counted.stats_at(now)
+    flow = one.flow
+    age = None if one.counted is None else now - one.counted.at
+    return {
+        "queue": one.queue,
+        "stats": stats,
+        "exact": one.counted is None or one.counted.exact,
+        "age": age if age is not None and age > FRESH_S else None,
+        "flow": flow,
+        "growth": None if one.counted is None else rate(one.counted.backlog_rate, signed=True),
+        "acked": rate(flow.acked) if flow else DASH,
+        "failures": rate(flow.failed) if flow else DASH,
+        "retries": rate(flow.retried) if flow else DASH,
+        "wait": duration(flow.wait.p95) if flow and flow.wait else DASH,
+        "run": duration(flow.run.p95) if flow and flow.run else DASH,
+        "workers": number(flow.workers) if flow else DASH,
+        "oldest": duration(None if stats is None else stats.oldest_age_s),
+        "empty_in": _time_to_empty(one),
+        "no_history": NO_HISTORY,
+    }
+
+
+def _time_to_empty(one: QueueSnapshot) -> str:
+    if one.counted is None or one.counted.backlog_rate is None or one.counted.backlog_rate > -0.05:
+        return DASH
+    stats = one.counted.count.stats
+    return duration((stats.ready + stats.leased) / -one.counted.backlog_rate)
+
+
+def status_of(one: QueueSnapshot, problems: Sequence[Problem]) -> dict[str, str]:
+    """Return the word for a queue, and its kind, which has a colour."""
+    stats = None if one.counted is None else one.counted.count.stats
+    if one.problem is not None:
+        return {"status": "Unusable", "kind": "bad"}
+    if stats is None:
+        return {"status": "Counting…", "kind": "calm"}
+    if stats.paused:
+        return {"status": "Paused", "kind": "warn"}
+    if any(problem.text.startswith("no worker") for problem in problems):
+        return {"status": "No worker", "kind": "bad"}
+    if problems:
+        return {"status": "Trouble", "kind": "bad"}
+    is_active = stats.leased or (one.flow is not None and one.flow.acked)
+    return {"status": "Active", "kind": "good"} if is_active else {"status": "Idle", "kind": "calm"}
+
+
+def message_row(stored: StoredMessage, access: Access, now: float) -> dict[str, Any]:
+    """Return one row of a list of messages."""
+    message = stored.message
+    return {
+        "id": message.id,
+        "task": task_of(message) or "(raw)",
+        "tries": message.tries,
+        "note": _note(stored, now),
+        "arguments": arguments_of(message, masked=not access.sees_secrets),
+        "error": summary(stored.error) if stored.error else None,
+    }
+
+
+def _note(stored: StoredMessage, now: float) -> str:
+    """Return the time that matters in a state."""
+    match stored.state:
+        case State.READY:
+            return duration(max(0.0, now - stored.message.enqueued_at)) if stored.message.enqueued_at else DASH
+        case State.DELAYED:
+            return f"in {duration(max(0.0, stored.due_at - now))}" if stored.due_at is not None else DASH
+        case State.LEASED:
+            return stored.holder or "another process"
+        case _:
+            return f"{duration(max(0.0, now - stored.finished_at))} ago" if stored.finished_at is not None else DASH

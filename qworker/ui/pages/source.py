@@ -1,0 +1,53 @@
+"""What every page is made from, and why a page cannot be shown."""
+
+from __future__ import annotations
+
+import msgspec
+
+from qworker.app import Tasks
+from qworker.clock import Clock
+from qworker.sampling import QueueSnapshot
+from qworker.ui.watch import Seen, Watch
+
+__all__ = ["Forbidden", "NoSuchPage", "Source", "Unreachable", "known_queue"]
+
+
+class NoSuchPage(Exception):
+    """The page's queue or message does not exist."""
+
+
+class Forbidden(Exception):
+    """The user's role may not see it."""
+
+
+class Unreachable(Exception):
+    """The store cannot be asked now."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What pages are made from.
+
+    Attributes:
+        watch: The source of all numbers.
+        clock: The clock.
+        tasks: The app, which can say more about a message. None: it is not known.
+    """
+
+    watch: Watch
+    clock: Clock
+    tasks: Tasks | None
+
+
+def known_queue(seen: Seen, name: str) -> QueueSnapshot:
+    """Return the sample of a queue.
+
+    Raises:
+        NoSuchPage: The queue does not exist.
+        Unreachable: The store cannot be asked.
+    """
+    one = seen.queue(name)
+    if one is None:
+        if seen.problem is not None:
+            raise Unreachable(seen.problem)
+        raise NoSuchPage(f"there is no queue {name} in {seen.store}")
+    return one
