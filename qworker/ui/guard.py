@@ -73,7 +73,9 @@ class Guard:
         self._watch = watch
         self._signer = signer
         self._session = session
-        self._needs = _NEEDS if has_app else {action: need for action, need in _NEEDS.items() if action != "edit"}
+        self._needs = dict(_NEEDS)
+        if not has_app:
+            del self._needs["edit"]
         self._read_only = read_only
 
     def content(self, request: Request) -> dict[str, Any]:
