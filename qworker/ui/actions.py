@@ -216,6 +216,7 @@ class Actions:
         except (QworkerError, OSError) as error:
             await self._record(request, backend, action, queue, what, str(error))
             raise
+        self._watch.looks.expire()
         await self._record(request, backend, action, queue, what, "done" if notice.good else "nothing")
         return self._answer(request, notice)
 

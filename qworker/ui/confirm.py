@@ -75,7 +75,7 @@ class Confirmed:
         self._signer = signer
         self._renderer = renderer
         self._jobs = partial(jobs_of, source)
-        self._works = Works(self._watch.backend, self._jobs)
+        self._works = Works(self._watch, self._jobs)
         get = ["GET"]
         self.routes: list[Route] = [
             guard.route("/q/{queue}/requeue", self._requeue, "requeue many", methods=get),

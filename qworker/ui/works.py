@@ -7,7 +7,7 @@ still as it was found, and what has failed after the ticket's moment does not ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Literal
 
@@ -24,6 +24,7 @@ from qworker.ui.access import Access
 from qworker.ui.audit import ActionRecord, record
 from qworker.ui.filters import words_of
 from qworker.ui.tickets import Ticket
+from qworker.ui.watch import Watch
 
 __all__ = ["Work", "Works"]
 
@@ -71,15 +72,15 @@ class Works:
     """The confirmed actions of this process.
 
     Args:
-        opened: Returns the open backend.
+        watch: What knows the store.
         source: Returns the app, for cancels that were begun.
 
     Attributes:
         started: How often one was started.
     """
 
-    def __init__(self, opened: Callable[[], Awaitable[Backend]], source: Callable[[], JobSource]) -> None:
-        self._opened = opened
+    def __init__(self, watch: Watch, source: Callable[[], JobSource]) -> None:
+        self._watch = watch
         self._source = source
         self._works: dict[str, Work] = {}
         self.started = 0
@@ -127,7 +128,7 @@ class Works:
     async def _run(self, work: Work, access: Access) -> None:
         backend: Backend | None = None
         try:
-            backend = await self._opened()
+            backend = await self._watch.backend()
             await record(backend, _record_of(work, access))
             async with aclosing(self._batches(backend, work.ticket)) as batches:
                 async for batch in batches:
@@ -143,6 +144,7 @@ class Works:
             if work.is_running:
                 # This task was cancelled.
                 work.state = "stopped"
+            self._watch.looks.expire()
         if backend is not None:
             await record(backend, _record_of(work, access))
 

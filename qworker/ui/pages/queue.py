@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 
 from qworker.backend.listing import list_messages
+from qworker.backend.offers import QueueGlance, glance_at
 from qworker.errors import UsageError
 from qworker.message import STATE_WORDS, Query, QueueStats, State, StoredMessage
 from qworker.sampling import QueueSnapshot
@@ -57,6 +59,7 @@ async def queue(source: Source, request: Request) -> dict[str, Any]:
         "charts": charts_of(past, level, now),
         "span": span,
         "spans": list(_RANGES),
+        "is_paused": await _is_paused(source, one),
         "tasks": _tasks(one),
         "state": state,
         "states": _tabs(numbers["stats"]),
@@ -65,6 +68,16 @@ async def queue(source: Source, request: Request) -> dict[str, Any]:
         **_listing(listed, request.state.access, now),
         "ids": [] if listed is not None else _ids(one, newest),
     }
+
+
+async def _is_paused(source: Source, one: QueueSnapshot) -> bool:
+    """Return whether a queue is paused now. A count of a deep queue is older."""
+    look = await source.watch.looks.look(("paused", one.queue), partial(_glance, source, one.queue))
+    return look.value is not None and look.value.is_paused
+
+
+async def _glance(source: Source, queue: str) -> QueueGlance:
+    return await glance_at(await source.watch.backend(), queue)
 
 
 async def _list(
