@@ -91,7 +91,7 @@ def _envelope_of(message: Message) -> Envelope:
     envelope = open_envelope(opened.body)
     if not isinstance(envelope, Envelope):
         raise UsageError(f"message {message.id} is not a valid call of a task: its arguments cannot be edited")
-    if opened.fields or opened.argv:
+    if opened.fields:
         raise UsageError(f"message {message.id} has fields of another protocol: its arguments cannot be edited")
     return envelope
 
