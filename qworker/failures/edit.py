@@ -76,13 +76,15 @@ def read_arguments(text: str | bytes) -> Arguments:
         raise UsageError(f'the arguments must be JSON such as {{"args": [1], "kwargs": {{}}}}: {error}') from error
 
 
-def arguments_of(message: Message) -> Arguments:
-    """Return the arguments of a call.
+def arguments_of(stored: StoredMessage) -> Arguments:
+    """Return the arguments of a failed call.
 
     Raises:
-        UsageError: The message is not a call, or has more than its arguments.
+        UsageError: The message has not failed, is not a call, or has more than its arguments.
     """
-    envelope = _envelope_of(message)
+    if stored.state is not State.FAILED:
+        raise UsageError(f"message {stored.message.id} is {stored.state.word}: only a failed message can be edited")
+    envelope = _envelope_of(stored.message)
     return Arguments(envelope.args, envelope.kwargs)
 
 
@@ -113,9 +115,8 @@ async def enqueue_edited(
         InvalidArguments: The arguments do not fit the signature.
         AlreadyEnqueued: Another message has its unique key. Or it was edited before, with other arguments.
     """
+    arguments_of(stored)
     message = stored.message
-    if stored.state is not State.FAILED:
-        raise UsageError(f"message {message.id} is {stored.state.word}: only a failed message can be edited")
     missing = sorted(RULES & backend.deviations.keys())
     if missing:
         raise UsageError(f"a message of this store cannot be edited: {backend.deviations[missing[0]]}")

@@ -127,7 +127,7 @@ class Actions:
         if stored is None:
             raise NoSuchPage(f"{queue} has no message with this id")
         self._check_task(stored)
-        given = arguments_of(stored.message)
+        given = arguments_of(stored)
         if request.method != "POST":
             return self._edit_page(request, stored, given.text(), None)
         text = request.state.form.get("arguments", "")
