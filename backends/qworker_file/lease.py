@@ -21,7 +21,7 @@ from qworker.errors import BackendUnavailable
 from qworker.kit.body_slices import ON_LOOP, OwnDescriptor, read_in_slices
 from qworker.kit.files import read_all
 from qworker.kit.linux import has_writer
-from qworker.kit.opening import open_entry
+from qworker.kit.opening import open_entry, try_lock
 from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import DAMAGED, UNREADABLE
 from qworker.message import Lease, Message, Settlement
@@ -150,7 +150,7 @@ def _claim_open(
     if files.max_body is not None and status.st_size > files.max_body:
         return ClaimResult.TOO_LARGE
     parsed = parse_item(item, local=local)
-    locked = _lock(fd)
+    locked = try_lock(fd)
     # A name of qworker is given to one file only. Any other name may be given to the next file too.
     is_own = parsed is not None and parsed.is_own
     if source == files.queue:
@@ -171,33 +171,45 @@ def _claim_open(
         # is.
         os.rename(path, delay_name(waiting, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
         return ClaimResult.BUSY
-    return _read_claimed(files, fd, status, item, parsed, path, locked, now)
+    try:
+        return _read_claimed(files, fd, status, item, parsed, path, locked, now)
+    except OSError as error:
+        return _return_unread(files, error, path, item, waiting, now)
 
 
 def _read_claimed(
     files: QueueDir, fd: int, status: os.stat_result, item: str, parsed: Item, path: str, locked: bool, now: float
-) -> FileLease | ClaimResult:
+) -> FileLease:
     """Read a file that is now in lease/."""
     keep_hold(files, item, now)
     token = max(status.st_mtime_ns + 1, int(now * 1e9))
     is_large = status.st_size > ON_LOOP
-    try:
-        os.utime(fd, ns=(token, token))
-        body = b"" if is_large else read_all(fd, status.st_size)
-    except OSError as error:
-        if error.errno == errno.EPERM:
-            # It is another user's file: its time cannot be set, and only the clock makes the token rise.
-            body = b"" if is_large else read_all(fd, status.st_size)
-        elif error.errno in DAMAGED:
-            os.rename(path, item, src_dir_fd=files.lease, dst_dir_fd=files.queue)
-            return foreign.move_to_failed(files, files.queue, item, f"it cannot be read: {error.strerror}")
-        else:
-            os.rename(path, delay_name(item, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
-            raise
+    _set_time(fd, token)
+    body = b"" if is_large else read_all(fd, status.st_size)
     lease = make_lease(files, fd, status, item, parsed, path, token, body)
     lease.locked = locked
     lease.is_unread = is_large
     return lease
+
+
+def _return_unread(
+    files: QueueDir, error: OSError, path: str, item: str, waiting: str, now: float
+) -> FileLease | ClaimResult:
+    """Set a damaged file aside. Otherwise another attempt may succeed: raise the error, and let the message wait."""
+    if error.errno in DAMAGED:
+        os.rename(path, item, src_dir_fd=files.lease, dst_dir_fd=files.queue)
+        return foreign.move_to_failed(files, files.queue, item, f"it cannot be read: {error.strerror}")
+    # Under its first name: it has not started, so it keeps its unique key.
+    os.rename(path, delay_name(waiting, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
+    raise error
+
+
+def _set_time(fd: int, time_ns: int) -> None:
+    try:
+        os.utime(fd, ns=(time_ns, time_ns))
+    except PermissionError:
+        # It is another user's file: its time cannot be set, and only the clock makes the token rise.
+        pass
 
 
 async def read_large_body(lease: FileLease) -> None:
@@ -249,14 +261,6 @@ def _open(name: str, directory: int) -> int:
     except PermissionError:
         # Only the owner may request that.
         return open_entry(name, os.O_RDONLY, directory)
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def try_rename(name: str, target: str, source: int, destination: int, fd: int, token: int | None = None) -> bool:

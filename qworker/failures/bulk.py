@@ -17,7 +17,7 @@ from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.errors import AlreadyEnqueued
 from qworker.failure_text import code_of
-from qworker.failures.groups import GroupCounts, GroupedFailures
+from qworker.failures.groups import GroupCounts, GroupedFailures, finished_message
 from qworker.failures.message_filter import MessageFilter
 from qworker.jobs.cancel import finish_all_cancels
 from qworker.jobs.source import JobSource
@@ -26,7 +26,6 @@ from qworker.message import FinishedMessage, Query, Selection, State, StoredMess
 __all__ = [
     "Batch",
     "Requeued",
-    "as_found",
     "browse_matching",
     "count_groups",
     "count_matching",
@@ -195,7 +194,7 @@ async def requeue_in_batches(
     async for found in browse_matching(backend, queue, State.FAILED, await until_now(backend, queue, matching)):
         codes = [code_of(stored.error) for stored in found]
         left_out = Counter(code for code in codes if code in left_codes)
-        chosen = [as_found(stored) for stored, code in zip(found, codes, strict=True) if code not in left_codes]
+        chosen = [finished_message(stored) for stored, code in zip(found, codes, strict=True) if code not in left_codes]
         if dry_run:
             yield Batch(len(chosen), 0, left_out)
             continue
@@ -229,12 +228,5 @@ async def remove_in_batches(backend: Backend, queue: str, matching: MessageFilte
         NotSupported: The store cannot remove messages.
     """
     async for found in browse_matching(backend, queue, State.FAILED, await until_now(backend, queue, matching)):
-        changed = await backend.remove(queue, Selection(unchanged=[as_found(stored) for stored in found]))
+        changed = await backend.remove(queue, Selection(unchanged=[finished_message(stored) for stored in found]))
         yield Batch(changed, len(found) - changed)
-
-
-def as_found(stored: StoredMessage) -> FinishedMessage:
-    """Return a finished message for `Selection.unchanged`."""
-    return FinishedMessage(
-        id=stored.message.id, state=stored.state, finished_at=stored.finished_at, location=stored.location
-    )

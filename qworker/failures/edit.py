@@ -16,7 +16,7 @@ from qworker.backend import Backend
 from qworker.backend.offers import held_until
 from qworker.envelope import ORIGINAL_ID, Envelope, EnvelopeEncoder, open_envelope
 from qworker.errors import AlreadyEnqueued, UsageError
-from qworker.failures.bulk import as_found
+from qworker.failures.groups import finished_message
 from qworker.jobs.cancel import finish_all_cancels
 from qworker.jobs.source import JobSource
 from qworker.message import Draft, Message, Selection, State, StoredMessage
@@ -128,7 +128,7 @@ async def enqueue_edited(
     is_new = not await _is_taken(backend, queue, draft)
     if is_new:
         await _publish(backend, queue, draft)
-    removed = await backend.remove(queue, Selection(unchanged=[as_found(stored)]))
+    removed = await backend.remove(queue, Selection(unchanged=[finished_message(stored)]))
     return Edited(to_message_id(given_id), is_new, bool(removed))
 
 

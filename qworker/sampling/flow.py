@@ -13,6 +13,7 @@ import msgspec
 from qworker.history.batch import EventBatch
 from qworker.history.event import Kind
 from qworker.history.store import HistoryStore
+from qworker.sampling.errors import RecentErrors
 from qworker.sampling.snapshot import FlowRates, Percentiles
 from qworker.worker.metrics import SECONDS
 
@@ -134,6 +135,9 @@ class HistoryFlow:
         history: The history. If it is not enabled here, other processes may still write it.
         queues: The queues that are of interest. None: all.
         kept_s: Seconds for which periods are kept.
+
+    Attributes:
+        errors: The errors of the last hour.
     """
 
     def __init__(self, history: HistoryStore, queues: Sequence[str] | None, kept_s: float) -> None:
@@ -144,6 +148,7 @@ class HistoryFlow:
         self._ends: dict[str, str | None] | None = None
         self._read_at = 0.0
         self._periods: deque[Period] = deque()
+        self.errors = RecentErrors()
 
     @property
     def enabled(self) -> bool:
@@ -162,6 +167,7 @@ class HistoryFlow:
         Raises:
             BackendError: It cannot be read.
         """
+        self.errors.begin(now)
         logs = await (self._history.logs() if self._queues is None else self._history.logs_of(self._queues))
         if self._ends is None:
             self._ends = {log: await self._history.last_position(log) for log in logs}
@@ -188,6 +194,7 @@ class HistoryFlow:
                 return
             for batch in batches:
                 period.count(batch)
+                self.errors.count(batch)
 
     def rates(self, queue: str, at: float) -> tuple[FlowRates | None, dict[str, FlowRates]]:
         """Return the rates of a queue and of each of its tasks over the kept periods. None: there is none yet.

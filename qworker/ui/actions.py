@@ -17,9 +17,8 @@ from starlette.routing import Route
 from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.errors import AlreadyEnqueued, QueueNotFound, QworkerError, UsageError
-from qworker.failures.bulk import as_found
 from qworker.failures.edit import Arguments, arguments_of, enqueue_edited, read_arguments
-from qworker.failures.groups import task_of
+from qworker.failures.groups import finished_message, task_of
 from qworker.jobs.cancel import cancel_jobs, finish_all_cancels
 from qworker.jobs.source import JobSource
 from qworker.message import Selection, State, StoredMessage
@@ -97,7 +96,7 @@ class Actions:
             await finish_all_cancels(backend, jobs_of(self._source), queue)
             stored = await find_message(backend, queue, message_id)
             if stored is not None and stored.state is State.FAILED:
-                if await backend.requeue(queue, Selection(unchanged=[as_found(stored)])):
+                if await backend.requeue(queue, Selection(unchanged=[finished_message(stored)])):
                     return Notice("The message is ready again.", link=("m", queue, message_id))
                 stored = await find_message(backend, queue, message_id)
             return Notice(f"Nothing is changed: {_state_of(stored)}.", good=False)
