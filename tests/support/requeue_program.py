@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from multiprocessing.connection import Connection
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import httpx
 
@@ -20,21 +21,19 @@ QUEUE, TASK = "mail", "send"
 _SECRETS = Secrets(admin="the-token-of-all", signing="the-secret-of-all")
 
 
-def by_command(url: str, _ticket: str, begun: Connection) -> None:
-    """Requeue all failed calls of a task. Tell when it begins."""
-    begun.send(None)
+def by_command(url: str, _ticket: str) -> None:
+    """Requeue all failed calls of a task."""
     main(["requeue", url, QUEUE, "--task", TASK, "--json"])
 
 
-def by_ticket(url: str, ticket: str, begun: Connection) -> None:
-    """Carry out a ticket to its end. Tell when it begins."""
-    asyncio.run(_carry_out(url, ticket, begun))
+def by_ticket(url: str, ticket: str) -> None:
+    """Carry out a ticket to its end."""
+    asyncio.run(_carry_out(url, ticket))
 
 
-async def _carry_out(url: str, ticket: str, begun: Connection) -> None:
+async def _carry_out(url: str, ticket: str) -> None:
     backend = open_backend(url)
     async with asking(backend) as client:
-        begun.send(None)
         sent = {"ticket": ticket, "typed": QUEUE}
         found = (await client.post("/actions", json=sent)).raise_for_status().json()
         while found["state"] == "running":
@@ -44,8 +43,9 @@ async def _carry_out(url: str, ticket: str, begun: Connection) -> None:
     await backend.aclose()
 
 
-def asking(backend: Backend) -> httpx.AsyncClient:
-    """Return a client of a dashboard in this process. Its tickets are valid in all of these processes."""
+@asynccontextmanager
+async def asking(backend: Backend) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of a dashboard in this process. Its tickets are valid in all of these processes."""
 
     async def opened() -> Backend:
         return backend
@@ -53,4 +53,9 @@ def asking(backend: Backend) -> httpx.AsyncClient:
     dashboard = Dashboard(Watch(opened), login=Login(_SECRETS))
     headers = {"authorization": f"Bearer {_SECRETS.admin}", "accept": "application/json"}
     transport = httpx.ASGITransport(app=dashboard)
-    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers, follow_redirects=True)
+    client = httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers, follow_redirects=True)
+    try:
+        async with client:
+            yield client
+    finally:
+        await dashboard.aclose()
