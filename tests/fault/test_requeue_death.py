@@ -24,12 +24,12 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import let_pass
 
 # Jobs, each of which is killed until it ends. `make test-soak` has 500 kills.
-JOBS = max(1, int(os.environ.get("QWORKER_TEST_KILLS", "3")) * DEPTH // 3)
+JOBS = max(1, int(os.environ.get("QWORKER_TEST_KILLS", "2")) * DEPTH // 2)
 # Messages of a job, and those that must not be touched.
-MESSAGES = 10_000 if JOBS > 20 else 1_500
+MESSAGES = 10_000 if JOBS > 20 else 1_200
 NEWER = 20
 # The kills of a job, before the run that is left alone.
-KILLS = 3
+KILLS = 2
 SEED = 7
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300 + 60 * JOBS)]
