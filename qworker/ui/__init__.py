@@ -48,5 +48,4 @@ def dashboard(tasks: Tasks, *, authorize: Authorize | None = None, read_only: bo
         tasks=tasks,
         signing=secrets.signing,
         read_only=read_only,
-        clock=tasks.clock,
     )

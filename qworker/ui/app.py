@@ -25,7 +25,6 @@ from qworker.asgi.interface import (
     Send,
     respond,
 )
-from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import InvalidName, QworkerError, UsageError
 from qworker.ui.access import Access, Login
 from qworker.ui.actions import Actions
@@ -72,10 +71,9 @@ class Dashboard:
         tasks: The app, which can say more about a message, and checks the arguments of edited calls.
         signing: What signs the forms of a dashboard without a login. None: a random secret of this process.
         read_only: Whether nothing can be changed.
-        clock: The clock.
     """
 
-    def __init__(  # noqa: PLR0913 - each argument is one option of the dashboard
+    def __init__(
         self,
         watch: Watch,
         *,
@@ -86,12 +84,11 @@ class Dashboard:
         tasks: Tasks | None = None,
         signing: str | None = None,
         read_only: bool = False,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if (login is None) == (authorize is None):
             raise UsageError("a dashboard needs either a login or authorize=")
         self.watch = watch
-        self._source = Source(watch, clock, tasks)
+        self._source = Source(watch, watch.clock, tasks)
         self._authorize = authorize
         self._hosts = hosts
         signer = Signer(signing if login is None else login.key)

@@ -11,6 +11,7 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.backend.each_queue import describe_problem
+from qworker.backend.offers import OffersDue
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QworkerError
 from qworker.sampling import QueueSampler, QueueSnapshot, RingSample, StoreSnapshot
@@ -37,6 +38,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         problem: Why the store cannot be asked.
         has_schedules: Whether the store can keep schedules.
         deviations: The rules of the contract that the store does not keep.
+        has_due: Whether a delayed message can be made due.
         is_writable: Whether this user can change the store, as far as it is known.
         unworked: The queues in which messages wait although no worker is seen, with the Unix seconds since when.
     """
@@ -46,6 +48,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     has_schedules: bool = False
     deviations: frozenset[str] = frozenset()
+    has_due: bool = False
     is_writable: bool = False
     unworked: dict[str, float] = {}
 
@@ -66,6 +69,7 @@ class Watch:
         clock: The clock.
 
     Attributes:
+        clock: The clock.
         looks: Other reads of the store.
     """
 
@@ -77,7 +81,7 @@ class Watch:
     ) -> None:
         self._open_store = open_store
         self._url = url
-        self._clock = clock
+        self.clock = clock
         self._task: asyncio.Task[None] | None = None
         self._sampler: QueueSampler | None = None
         self._first = asyncio.Event()
@@ -97,7 +101,7 @@ class Watch:
 
     async def see(self) -> Seen:
         """Return what is known. The first look waits for the first sample, but not for long."""
-        self._looked_at = self._clock.monotonic()
+        self._looked_at = self.clock.monotonic()
         if self._task is None or self._task.done():
             self._first = asyncio.Event()
             self._task = asyncio.create_task(self._run(), name="qworker-ui-sampler")
@@ -135,7 +139,7 @@ class Watch:
 
     async def _run(self) -> None:
         try:
-            while self._clock.monotonic() - self._looked_at < _IDLE_S:
+            while self.clock.monotonic() - self._looked_at < _IDLE_S:
                 await self._tick()
                 self._first.set()
                 await asyncio.sleep(_EVERY_S)
@@ -153,9 +157,10 @@ class Watch:
                     store=backend.describe(),
                     has_schedules=supports_schedules(backend.deviations),
                     deviations=frozenset(backend.deviations),
+                    has_due=isinstance(backend, OffersDue),
                     is_writable=backend.directory is None or os.access(backend.directory, os.W_OK),
                 )
-                self._sampler = QueueSampler(backend, url=None if self._url is None else self._url(), clock=self._clock)
+                self._sampler = QueueSampler(backend, url=None if self._url is None else self._url(), clock=self.clock)
             snapshot = await self._sampler.tick()
         except (QworkerError, OSError) as error:
             self._seen = msgspec.structs.replace(self._seen, problem=describe_problem(error))

@@ -14,6 +14,7 @@ from qworker.cli.main import main
 from qworker.ui.access import Login, Secrets
 from qworker.ui.app import Dashboard
 from qworker.ui.watch import Watch
+from tests.support.waiting import let_pass
 
 __all__ = ["QUEUE", "TASK", "asking", "by_command", "by_ticket"]
 
@@ -37,7 +38,7 @@ async def _carry_out(url: str, ticket: str) -> None:
         sent = {"ticket": ticket, "typed": QUEUE}
         found = (await client.post("/actions", json=sent)).raise_for_status().json()
         while found["state"] == "running":
-            await asyncio.sleep(0.005)
+            await let_pass(0.005)
             found = (await client.get(f"/actions/{found['id']}")).json()
         assert found["state"] == "done", found
     await backend.aclose()

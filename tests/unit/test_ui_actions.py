@@ -168,6 +168,32 @@ async def test_an_operator_requeues_and_cancels_a_message(tasks: Tasks) -> None:
     ]
 
 
+async def test_an_operator_runs_a_delayed_message_now(tasks: Tasks) -> None:
+    backend = await tasks.backend()
+    await backend.publish(QUEUE, [Draft(body=call(one), id=one, delay=3600, priority=3) for one in ("a", "b")])
+    await backend.publish(QUEUE, [Draft(body=call("c"), task="send", delay=3600)])
+    (created,) = {*await ids(backend, State.DELAYED)} - {"a", "b"}
+    async with browsing(backend, role="operator") as client:
+        for message_id in ("a", created):
+            page = await client.get(f"/m/{QUEUE}/{message_id}")
+            after = await submit(client, page, f"/m/{QUEUE}/{message_id}/run")
+            assert shown(after) == "The message is due now."
+            await wait_until(lambda: _reaped(backend))
+            (lease,) = await backend.lease(QUEUE, 9, 60.0)
+            assert (lease.message.id, lease.message.tries) == (message_id, 0)
+            # It runs already.
+            assert shown(await submit(client, page, f"/m/{QUEUE}/{message_id}/run")) == (
+                "Nothing is changed: the message is leased."
+            )
+            await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)])
+        assert await ids(backend, State.DELAYED) == ["b"]
+
+
+async def _reaped(backend: Backend) -> bool:
+    await backend.reap(QUEUE)
+    return (await backend.stats(QUEUE)).ready > 0
+
+
 async def test_an_operator_pauses_resumes_and_runs_a_schedule(tasks: Tasks) -> None:
     backend = await tasks.backend()
     await tasks.schedules.put("every/hour", tasks["send"].call("a"), every=3600)
@@ -380,6 +406,7 @@ ROUTES: dict[tuple[str, str], tuple[str, Role]] = {
     ("POST", "/q/{queue}/pause"): ("/q/mail/pause", "operator"),
     ("POST", "/q/{queue}/resume"): ("/q/mail/resume", "operator"),
     ("POST", "/m/{queue}/{id}/requeue"): ("/m/mail/a/requeue", "operator"),
+    ("POST", "/m/{queue}/{id}/run"): ("/m/mail/later/run", "operator"),
     ("POST", "/m/{queue}/{id}/cancel"): ("/m/mail/ready/cancel", "operator"),
     ("POST", "/m/{queue}/{id}/edit"): ("/m/mail/a/edit", "admin"),
     ("POST", "/schedules/{name:path}/pause"): ("/schedules/hourly/pause", "operator"),
@@ -430,7 +457,7 @@ def quiet() -> Iterator[None]:
 async def test_a_request_that_is_refused_changes_nothing(memory: Tasks, role: Role) -> None:
     backend = await memory.backend()
     await fail(backend, ["a"])
-    await backend.publish(QUEUE, [Draft(body=call("ready"), id="ready")])
+    await backend.publish(QUEUE, [Draft(body=call("ready"), id="ready"), Draft(body=b"", id="later", delay=3600)])
     await memory.schedules.put("hourly", memory["send"].call("a"), every=3600)
     before = await everything(backend), await memory.schedules.list()
     async with browsing(backend, role=role, hosts=(), tasks=memory, signing="the-same-secret") as client:
