@@ -26,7 +26,7 @@ from qworker.asgi.interface import (
     respond,
 )
 from qworker.errors import InvalidName, QworkerError, UsageError
-from qworker.ui.access import Access, Login
+from qworker.ui.access import Access, Login, Secrets
 from qworker.ui.actions import Actions
 from qworker.ui.assets import ASSET_PATH, serve_asset
 from qworker.ui.confirm import Confirmed
@@ -69,8 +69,10 @@ class Dashboard:
         hosts: Names that are served besides those of this machine. None: all.
         on_link: Called with the path and query of a login link when a user without a session opens the login page.
         tasks: The app, which can say more about a message, and checks the arguments of edited calls.
-        signing: What signs the forms of a dashboard without a login. None: a random secret of this process.
         read_only: Whether nothing can be changed.
+
+    Raises:
+        UsageError: A secret in the environment is not valid.
     """
 
     def __init__(
@@ -82,7 +84,6 @@ class Dashboard:
         hosts: Collection[str] | None = None,
         on_link: Callable[[str], None] | None = None,
         tasks: Tasks | None = None,
-        signing: str | None = None,
         read_only: bool = False,
     ) -> None:
         if (login is None) == (authorize is None):
@@ -91,7 +92,7 @@ class Dashboard:
         self._source = Source(watch, watch.clock, tasks)
         self._authorize = authorize
         self._hosts = hosts
-        signer = Signer(signing if login is None else login.key)
+        signer = Signer(Secrets.from_environment().signing if login is None else login.key)
         guard = Guard(watch, signer, self._session, has_app=tasks is not None, read_only=read_only)
         self._renderer = Renderer(has_login=login is not None, user_content=guard.content)
         actions = Actions(self._source, guard, signer, self._renderer, self._has_page)
@@ -206,7 +207,10 @@ class Dashboard:
         content = await page.content(self._source, request)
         if isinstance(content, Response):
             return content
-        return self._renderer.page(request, page.template, content, is_live=page.is_live)
+        # The last numbers are shown, but not as those of now.
+        is_stale = page.is_of_queue and content["seen"].problem is not None
+        status = HTTPStatus.SERVICE_UNAVAILABLE if is_stale else HTTPStatus.OK
+        return self._renderer.page(request, page.template, content, status=status, is_live=page.is_live)
 
     def _error(self, request: Request, access: Access | None, status: HTTPStatus, text: str) -> Response:
         request.state.access = access

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from qworker.ui.pages.rows import queue_names
+from qworker.ui.pages.rows import queue_names, task_names
 from qworker.ui.pages.source import Source, Unreachable
 from qworker.ui.paths import path_of
 from qworker.ui.reads import Place, find_everywhere
@@ -25,7 +25,8 @@ async def find(source: Source, request: Request) -> dict[str, Any] | Response:
     queues = queue_names(seen)
 
     async def search() -> tuple[list[Place], list[str]]:
-        return await find_everywhere(await source.watch.backend(), queues, message_id)
+        tasks = {queue: task_names(seen.queue(queue)) for queue in queues}
+        return await find_everywhere(await source.watch.backend(), tasks, message_id)
 
     look = await source.watch.looks.look(("find", message_id), search)
     if look.value is None:

@@ -14,7 +14,16 @@ from qworker.ui.problems import Problem
 from qworker.ui.text import DASH, arguments_of, duration, number, rate
 from qworker.ui.watch import Seen
 
-__all__ = ["FRESH_S", "failed_count", "message_row", "numbers_of", "problem_of", "queue_names", "status_of"]
+__all__ = [
+    "FRESH_S",
+    "failed_count",
+    "message_row",
+    "numbers_of",
+    "problem_of",
+    "queue_names",
+    "status_of",
+    "task_names",
+]
 
 # Seconds above which the age of a number is shown.
 FRESH_S = 4.0
@@ -29,6 +38,11 @@ def queue_names(seen: Seen) -> list[str]:
 def failed_count(one: QueueSnapshot | None) -> int:
     """Return the number of failed messages that were counted."""
     return 0 if one is None or one.counted is None else one.counted.count.stats.failed
+
+
+def task_names(one: QueueSnapshot | None) -> list[str]:
+    """Return the tasks of the messages that wait in a queue, as far as they were counted."""
+    return [] if one is None or one.counted is None else list(one.counted.count.tasks)
 
 
 def problem_of(one: QueueSnapshot | None) -> str | None:
