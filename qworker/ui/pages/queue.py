@@ -84,8 +84,11 @@ async def _list(
     source: Source, one: QueueSnapshot, state: State, newest: bool, after: str | None
 ) -> Look[list[StoredMessage]] | None:
     """Return a list of messages. None: the queue is so deep that the list would cost too much."""
+    unchanged = None
     if one.counted is not None:
         count = one.counted.count
+        # While nothing changes, the sampler keeps its count, and the list stands too.
+        unchanged = count if source.clock.time() - one.counted.at <= FRESH_S else None
         if state is State.READY and count.stats.ready > _LISTED and count.first:
             return None
     query = Query(state, after=after, limit=_MOST_MESSAGES + 1, newest=newest)
@@ -93,7 +96,7 @@ async def _list(
     async def read() -> list[StoredMessage]:
         return await list_messages(await source.watch.backend(), one.queue, query)
 
-    return await source.watch.looks.look(("list", one.queue, query), read)
+    return await source.watch.looks.look(("list", one.queue, query), read, basis=unchanged)
 
 
 def _tasks(one: QueueSnapshot) -> list[dict[str, str]]:
