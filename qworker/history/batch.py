@@ -61,6 +61,11 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     begins: bool = False
     leased_at: float | list[float | None] | None = None
 
+    @property
+    def last_at(self) -> float:
+        """When the last of the transitions happened."""
+        return max(self.at, default=0.0) if isinstance(self.at, list) else self.at
+
     def events(self) -> list[Event]:
         """Return the transitions. Those of one message are in order."""
         found: list[Event] = []

@@ -11,7 +11,6 @@ import msgspec
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import UsageError
-from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.history.query import EventFilter
 from qworker.history.store import HistoryStore
@@ -157,7 +156,7 @@ class _Tail:
         batches, following = await history.read_back(self.log, place.before, _RECORDS, wanted.needles())
         events: deque[tuple[float, Event]] = deque()
         for batch in batches:
-            self.reached = min(self.reached, _last_at(batch))
+            self.reached = min(self.reached, batch.last_at)
             events.extend((self.reached, event) for event in reversed(batch.events()) if wanted.has(event))
         for _ in range(min(place.taken, len(events))):
             events.popleft()
@@ -178,10 +177,6 @@ async def _open_tails(history: HistoryStore, wanted: EventFilter, cursor: str | 
         if position is not None:
             tails.append(_Tail(log, _Place(position, 0, await history.last_written(log))))
     return tails
-
-
-def _last_at(batch: EventBatch) -> float:
-    return max(batch.at, default=-math.inf) if isinstance(batch.at, list) else batch.at
 
 
 _places = msgspec.json.Decoder(dict[str, _Place]).decode

@@ -5,7 +5,7 @@
 
 from qworker.sampling.ring import RingSample
 from qworker.sampling.sampler import QueueSampler
-from qworker.sampling.snapshot import Counted, FlowRates, Percentiles, QueueSnapshot, StoreSnapshot
+from qworker.sampling.snapshot import Counted, FlowRates, Percentiles, QueueSnapshot, StoreSnapshot, WorkerSeen
 
 __all__ = [
     "Counted",
@@ -15,4 +15,5 @@ __all__ = [
     "QueueSnapshot",
     "RingSample",
     "StoreSnapshot",
+    "WorkerSeen",
 ]

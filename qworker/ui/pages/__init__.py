@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from qworker.ui.pages.activity import activity
 from qworker.ui.pages.failures import failures, group
 from qworker.ui.pages.find import find
 from qworker.ui.pages.message import body, message
@@ -16,6 +17,7 @@ from qworker.ui.pages.overview import overview
 from qworker.ui.pages.queue import queue
 from qworker.ui.pages.schedules import schedules
 from qworker.ui.pages.source import Source
+from qworker.ui.pages.workers import workers
 
 __all__ = ["PAGES", "Page"]
 
@@ -45,4 +47,6 @@ PAGES = (
     Page(path="/failures", content=failures, template="failures.html"),
     Page(path="/failures/{queue}/{key}", content=group, template="group.html"),
     Page(path="/schedules", content=schedules, template="schedules.html"),
+    Page(path="/workers", content=workers, template="workers.html"),
+    Page(path="/activity", content=activity, template="activity.html", is_live=False),
 )
