@@ -233,15 +233,24 @@ class MessageRef(str):
 
     Attributes:
         task: The name of the task with which the message was published. None: it is not known.
+        perhaps: If the task is not known, the names of tasks that it may be. They are tried before anything is listed,
+            and what is ready is listed last.
     """
 
-    __slots__ = ("task",)
+    __slots__ = ("perhaps", "task")
     task: str | None
+    perhaps: tuple[str, ...]
 
-    def __new__(cls, id: str, task: str | None = None) -> Self:  # noqa: A002 - the word of all other classes
+    def __new__(
+        cls,
+        id: str,  # noqa: A002 - the word of all other classes
+        task: str | None = None,
+        perhaps: tuple[str, ...] = (),
+    ) -> Self:
         """Create a reference."""
         ref = super().__new__(cls, id)
         ref.task = task
+        ref.perhaps = perhaps
         return ref
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from itertools import chain
 
 from qworker.backend.offers import COUNTED, QueueCount, QueueGlance
 from qworker.clock import Clock
@@ -186,7 +187,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
             async for file in self._matching_refs(left, states or tuple(State)):
                 yield file
         if listed:
-            async for file in super().matching(listed, *states):
+            async for file in self._matching_listed(listed, states):
                 yield file
 
     async def _matching_refs(self, refs: Mapping[str, str], states: Collection[State]) -> AsyncIterator[MessageFile]:
@@ -195,18 +196,35 @@ class FileBrowser(QueueBrowser[QueueDir]):
         There a message with such an id can only have the names under which it is published, because retries wait in
         delay/.
         """
-        files = self.files
         if State.READY in states:
             for message_id, task in refs.items():
-                for name in ready_names(message_id, task):
-                    if has_entry(name, files.queue):
-                        yield MessageFile(State.READY, files.queue, name, name)
-                        break
+                if (file := self._ready_file(message_id, (task,))) is not None:
+                    yield file
         for state in (State.LEASED, State.DELAYED, State.FAILED, State.DONE):
             async for found in self._waiting() if state is State.DELAYED else self.slices(state):
                 for file in found:
                     if file.state in states and self.message_id(file) in refs:
                         yield file
+
+    async def _matching_listed(self, ids: frozenset[str], states: tuple[State, ...]) -> AsyncIterator[MessageFile]:
+        """Yield the files of generated ids whose tasks are not known: those under likely names, and then by listing."""
+        perhaps = {one: one.perhaps for one in ids if isinstance(one, MessageRef) and one.perhaps}
+        if State.READY in (states or State):
+            for message_id, tasks in perhaps.items():
+                if (file := self._ready_file(message_id, tasks)) is not None:
+                    yield file
+        # What has none of the names is hardly ready, and that list is long. A search that misses a message which moves
+        # against this order is repeated.
+        order = sorted(states or State, key=lambda state: state is State.READY) if perhaps else states
+        async for file in super().matching(ids, *order):
+            yield file
+
+    def _ready_file(self, message_id: str, tasks: Iterable[str]) -> MessageFile | None:
+        """Return the file in queue/ of a message of one of some tasks whose id qworker created, without a listing."""
+        for name in chain.from_iterable(ready_names(message_id, task) for task in tasks):
+            if has_entry(name, self.files.queue):
+                return MessageFile(State.READY, self.files.queue, name, name)
+        return None
 
     async def _waiting(self) -> AsyncIterator[list[MessageFile]]:
         """List delay/, in slices. What is due is ready."""

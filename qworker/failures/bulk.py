@@ -17,11 +17,11 @@ from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.errors import AlreadyEnqueued
 from qworker.failure_text import code_of
-from qworker.failures.groups import GroupCounts, GroupedFailures
+from qworker.failures.groups import GroupCounts, GroupedFailures, finished_message
 from qworker.failures.message_filter import MessageFilter
 from qworker.jobs.cancel import finish_all_cancels
 from qworker.jobs.source import JobSource
-from qworker.message import FinishedMessage, Query, Selection, State, StoredMessage
+from qworker.message import Query, Selection, State, StoredMessage
 
 __all__ = [
     "Requeued",
@@ -155,7 +155,7 @@ async def requeue_matching(
     async for found in browse_matching(backend, queue, State.FAILED, await until_now(backend, queue, matching)):
         codes = [code_of(stored.error) for stored in found]
         left_out.update(code for code in codes if code in left_codes)
-        chosen = [_finished(stored) for stored, code in zip(found, codes, strict=True) if code not in left_codes]
+        chosen = [finished_message(stored) for stored, code in zip(found, codes, strict=True) if code not in left_codes]
         try:
             count += len(chosen) if dry_run else await backend.requeue(queue, Selection(unchanged=chosen))
         except AlreadyEnqueued as error:
@@ -174,11 +174,5 @@ async def remove_matching(backend: Backend, queue: str, matching: MessageFilter)
     """
     count = 0
     async for found in browse_matching(backend, queue, State.FAILED, await until_now(backend, queue, matching)):
-        count += await backend.remove(queue, Selection(unchanged=[_finished(stored) for stored in found]))
+        count += await backend.remove(queue, Selection(unchanged=[finished_message(stored) for stored in found]))
     return count
-
-
-def _finished(stored: StoredMessage) -> FinishedMessage:
-    return FinishedMessage(
-        id=stored.message.id, state=stored.state, finished_at=stored.finished_at, location=stored.location
-    )

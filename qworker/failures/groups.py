@@ -9,10 +9,18 @@ import msgspec
 
 from qworker.envelope import Envelope, open_envelope
 from qworker.failure_text import blank_values, code_of, summary
-from qworker.message import Message, StoredMessage
+from qworker.message import FinishedMessage, Message, StoredMessage
 from qworker.parcel import unpack
 
-__all__ = ["FailureGroup", "GroupCounts", "GroupedFailures", "group_of", "make_group", "task_of"]
+__all__ = [
+    "FailureGroup",
+    "GroupCounts",
+    "GroupedFailures",
+    "finished_message",
+    "group_of",
+    "make_group",
+    "task_of",
+]
 
 # Characters of an error that count.
 _MOST = 300
@@ -107,6 +115,13 @@ def make_group(task: str | None, error: str | None) -> FailureGroup:
     parts = "\0".join(("" if task is None else f"task {task}", code, blanked))
     key = hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()[:10]
     return FailureGroup(key, task, code, "" if found is None else found[1], blanked)
+
+
+def finished_message(stored: StoredMessage) -> FinishedMessage:
+    """Return what names a finished message, to read or change it only if it is unchanged."""
+    return FinishedMessage(
+        id=stored.message.id, state=stored.state, finished_at=stored.finished_at, location=stored.location
+    )
 
 
 def task_of(message: Message) -> str | None:

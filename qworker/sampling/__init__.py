@@ -3,12 +3,14 @@
 `qworker top`, the health port and other displays ask a `QueueSampler`, and never count themselves.
 """
 
+from qworker.sampling.errors import ErrorCount
 from qworker.sampling.ring import RingSample
 from qworker.sampling.sampler import QueueSampler
 from qworker.sampling.snapshot import Counted, FlowRates, Percentiles, QueueSnapshot, StoreSnapshot, WorkerSeen
 
 __all__ = [
     "Counted",
+    "ErrorCount",
     "FlowRates",
     "Percentiles",
     "QueueSampler",

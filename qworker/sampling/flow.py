@@ -13,6 +13,7 @@ import msgspec
 from qworker.history.batch import EventBatch
 from qworker.history.event import Kind
 from qworker.history.store import HistoryStore
+from qworker.sampling.errors import RecentErrors
 from qworker.sampling.snapshot import FlowRates, Percentiles, WorkerSeen
 from qworker.worker.metrics import SECONDS
 
@@ -136,6 +137,9 @@ class HistoryFlow:
         history: The history. If it is not enabled here, other processes may still write it.
         queues: The queues that are of interest. None: all.
         kept_s: Seconds for which periods are kept.
+
+    Attributes:
+        errors: The errors of the last hour.
     """
 
     def __init__(self, history: HistoryStore, queues: Sequence[str] | None, kept_s: float) -> None:
@@ -148,6 +152,7 @@ class HistoryFlow:
         self._periods: deque[Period] = deque()
         # The queues of each worker, with the Unix seconds of the last event of each. Who was seen last is at the end.
         self._workers: dict[str, dict[str, float]] = {}
+        self.errors = RecentErrors()
 
     @property
     def enabled(self) -> bool:
@@ -166,6 +171,7 @@ class HistoryFlow:
         Raises:
             BackendError: It cannot be read.
         """
+        self.errors.begin(now)
         logs = await (self._history.logs() if self._queues is None else self._history.logs_of(self._queues))
         if self._ends is None:
             self._ends = {log: await self._history.last_position(log) for log in logs}
@@ -192,6 +198,7 @@ class HistoryFlow:
                 return
             for batch in batches:
                 period.count(batch)
+                self.errors.count(batch)
                 self._see(batch)
 
     def _see(self, batch: EventBatch) -> None:

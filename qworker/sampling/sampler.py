@@ -12,6 +12,7 @@ from qworker.backend.each_queue import describe_problem
 from qworker.backend.offers import samples_of
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.sampling.counting import Budget, QueueCounter
+from qworker.sampling.errors import ErrorCount
 from qworker.sampling.fallback import FallbackSamples
 from qworker.sampling.flow import Flow, HistoryFlow, Period, percentiles
 from qworker.sampling.ring import LEVELS, Level, Ring, RingSample
@@ -123,6 +124,14 @@ class QueueSampler:
     async def past(self, queue: str, level: Level) -> list[RingSample]:
         """Return the samples of a queue over an hour, a day or a week (`ring.LEVELS`), sorted by time."""
         return await Ring(self._samples, queue).read(level, self._clock.time())
+
+    def errors(self, queue: str) -> tuple[float, list[ErrorCount]]:
+        """Return the errors that workers have recorded of a queue, the most frequent first.
+
+        Returns:
+            The seconds that are counted, at most an hour, and the errors.
+        """
+        return self._flow.errors.period_s, self._flow.errors.of(queue)
 
     # -- counts --------------------------------------------------------------------------------------------------------
 

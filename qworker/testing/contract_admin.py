@@ -210,6 +210,8 @@ class AdministeringContract(Contract):
         kept = {} if "fail_kept" in case.backend.deviations else {failed: State.FAILED}
         expected = {**kept, retried: State.LEASED, ready: State.READY, plain: State.READY, long: State.READY}
         assert found == expected
+        guessed = [MessageRef(one, perhaps=("shrink", "resize")) for one in refs]
+        assert {one.message.id: one.state for one in await case.backend.find(case.queue, guessed)} == expected
         assert await case.settle(leased, SettleAction.FAIL_TMP, error="twice", delay=0.0)
         assert await case.state(MessageRef(retried, "resize")) in {State.READY, State.DELAYED}
 

@@ -5,6 +5,7 @@ It uses the backend, and the app if it is known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -24,7 +25,7 @@ from qworker.history.event import Event
 from qworker.jobs.look import find_message
 from qworker.jobs.records import PROGRESS, RESULTS, WAITS, get_cell, read_progress, read_wait
 from qworker.logs import one_line
-from qworker.message import Query, State, StoredMessage
+from qworker.message import MessageRef, Query, State, StoredMessage
 from qworker.names import counted, id_forms, printable
 from qworker.parcel import unpack
 from qworker.refusal import MISFITS, refused_since
@@ -103,7 +104,13 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 async def explain(
-    backend: Backend, queue: str, message_id: str, tasks: Tasks | None = None, clock: Clock = SYSTEM_CLOCK
+    backend: Backend,
+    queue: str,
+    message_id: str,
+    tasks: Tasks | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    *,
+    perhaps: Sequence[str] = (),
 ) -> Explanation:
     """Explain one message.
 
@@ -113,13 +120,15 @@ async def explain(
         message_id: The id of the message, or the id that its publisher gave.
         tasks: The app that should run it. None: nothing is said about tasks.
         clock: The clock.
+        perhaps: The names of tasks that it may be, so that a deep queue need not be listed.
 
     Raises:
         QueueNotFound: The queue does not exist.
         InvalidName: The id is empty, or is not valid Unicode.
     """
     forms = id_forms(message_id)
-    stored = next(iter(await backend.find(queue, forms)), None)
+    refs = [MessageRef(form, perhaps=tuple(perhaps)) for form in forms]
+    stored = next(iter(await backend.find(queue, refs)), None)
     message_id = forms[0] if stored is None else stored.message.id
     history, unreadable = await _history(backend, queue, message_id)
     held = [*await _hold(backend, queue, message_id, stored), *await _result(backend, queue, message_id)]

@@ -19,9 +19,10 @@ from qworker.backend.offers import samples_of
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendError
 from qworker.history.batch import EventBatch
+from qworker.history.event import Kind
 from qworker.kit.samples import MemorySamples, SampleStore
 from qworker.message import Query, State
-from qworker.sampling import Percentiles, QueueSampler, QueueSnapshot, StoreSnapshot, counting
+from qworker.sampling import ErrorCount, Percentiles, QueueSampler, QueueSnapshot, StoreSnapshot, counting
 from qworker.sampling.counting import Budget, SharedCount, decode_shared, encode_shared
 from qworker.sampling.cpu_time import Timed
 from qworker.sampling.flow import percentiles
@@ -261,6 +262,41 @@ async def test_rates_and_times_come_from_the_history_by_task(backend: Backend, c
     flow = of(await sampler.tick(None)).flow
     assert flow is not None
     assert (flow.acked, flow.workers, flow.run) == (0.0, 0, None)
+    await sampler.aclose()
+
+
+async def test_errors_of_the_last_hour_are_counted_by_task_without_their_values(
+    backend: Backend, clock: FakeClock
+) -> None:
+    sampler = QueueSampler(backend, [QUEUE], clock=clock)
+    await sampler.tick(None)
+
+    async def record(kind: Kind, ids: list[str], task: str | None, errors: list[str | None]) -> None:
+        backend.history.append(
+            [EventBatch(kind=kind, queue=QUEUE, worker="w", at=clock.time(), id=ids, task=task, error=[*errors])]
+        )
+
+        async def recorded() -> bool:
+            return len(await backend.history.for_message(QUEUE, ids[-1])) == 1
+
+        await wait_until(recorded)
+        clock.advance(2.0)
+        await sampler.tick(None)
+
+    await record("retried", ["e1", "e2"], "mail", ["OSError: host 1 refused", "OSError: host 2 refused"])
+    await record("failed", ["e3"], "mail", ["OSError: host 3 refused"])
+    await record("failed", ["e4"], None, [None])
+    assert sampler.errors(QUEUE) == (
+        6.0,
+        [
+            ErrorCount(task="mail", error="OSError: host # refused", failed=1, retried=2),
+            ErrorCount(task=None, error="", failed=1, retried=0),
+        ],
+    )
+    assert sampler.errors("other")[1] == []
+    clock.advance(3660.0)
+    await sampler.tick(None)
+    assert sampler.errors(QUEUE) == (3600.0, [])
     await sampler.aclose()
 
 

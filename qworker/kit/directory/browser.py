@@ -228,8 +228,14 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             OSError: The state cannot be listed.
             UsageError: `part` is not a part.
         """
-        async for page in in_pages(map(self._head, await self.list_share(state, HashShare.parse(part)))):
-            yield page
+        share = HashShare.parse(part)
+        if share.of > 1:
+            async for page in in_pages(map(self._head, await self.list_share(state, share))):
+                yield page
+            return
+        # Nothing is opened, so the order of the inodes does not matter, and no list of all names is needed.
+        async for files in self.slices(state):
+            yield [head for file in files if (head := self._head(file)) is not None]
 
     def _head(self, file: MessageFile) -> StoredMessage | None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -142,17 +141,16 @@ async def _search(
     found: list[StoredMessage] = []
     searched = 0
     query = Query(asked.state, after=asked.after, limit=MOST_SCANNED, newest=asked.newest)
-    async with aclosing(backend.browse(queue, query)) as pages:
-        async for page in pages:
-            for stored in page:
-                searched += 1
-                if asked.matches(stored, masked=masked):
-                    found.append(stored)
-                is_over = searched % _CHECK_EVERY == 0 and clock.monotonic() >= deadline
-                if len(found) == limit or searched == MOST_SCANNED or is_over:
-                    return MessageList(messages=found, at=at, following=stored.position, searched=searched)
-                if searched % _CHECK_EVERY == 0:
-                    await asyncio.sleep(0)
+    async for page in backend.browse(queue, query):
+        for stored in page:
+            searched += 1
+            if asked.matches(stored, masked=masked):
+                found.append(stored)
+            is_over = searched % _CHECK_EVERY == 0 and clock.monotonic() >= deadline
+            if len(found) == limit or searched == MOST_SCANNED or is_over:
+                return MessageList(messages=found, at=at, following=stored.position, searched=searched)
+            if searched % _CHECK_EVERY == 0:
+                await asyncio.sleep(0)
     return MessageList(messages=found, at=at, searched=searched)
 
 

@@ -27,6 +27,7 @@ FIGURES = (
     "restarts",
     "memory",
     "serve",
+    "ui",
     "poison",
     "schedules",
     "cancel",
@@ -45,7 +46,7 @@ FIGURES = (
     "mq",
 )
 # What they ask is a bound that `make bench` checks, and no speed: `--against` compares them only where they are named.
-COUNTED = ("health", "outage", "restarts", "memory", "serve", "poison", "schedules", "cancel")
+COUNTED = ("health", "outage", "restarts", "memory", "serve", "ui", "poison", "schedules", "cancel")
 # Those of the pipeline, which need a Java.
 SPARK_FIGURES = ("spark_read", "spark_load", "spark_archive")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from harness import Bench, Figure
 from harness.bench import Child
+from harness.process import memory_mb
 from harness.running import running, write_app
 from harness.server import redis_server
 
@@ -45,12 +46,12 @@ def _grown(folder: Path, url: str, bench: Bench, name: str, features: bool) -> l
         Child(feed, {"url": url, "count": count}) as feeding,
     ):
         assert feeding.read() == "idle"
-        before, files_before = _memory(worker.pid), _open_files(worker.pid)
+        before, files_before = memory_mb(worker.pid), _open_files(worker.pid)
         highest = before
         feeding.tell()
         while feeding.read() != "idle":
-            highest = max(highest, _memory(worker.pid))
-        after, files_after = _memory(worker.pid), _open_files(worker.pid)
+            highest = max(highest, memory_mb(worker.pid))
+        after, files_after = memory_mb(worker.pid), _open_files(worker.pid)
         feeding.tell()
         feeding.result()
         worker.drain()
@@ -72,12 +73,6 @@ def _grown(folder: Path, url: str, bench: Bench, name: str, features: bool) -> l
             note=f"{files_before} after {count // _WARM:,}",
         ),
     ]
-
-
-def _memory(pid: int) -> float:
-    """A process's resident memory in MB."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _open_files(pid: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import random
 import re
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Bench, Figure
+from harness.process import cpu_seconds, memory_mb
 from harness.server import redis_server
 
 _MIB = 1 << 20
@@ -29,16 +29,6 @@ class _Server:
     def __init__(self, pid: int, port: int) -> None:
         self.pid = pid
         self.port = port
-
-    def peak_mb(self) -> float:
-        """The most resident memory that it has had."""
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
-        return int(found[1]) * 1024 / 1e6 if found else float("nan")
-
-    def cpu_seconds(self) -> float:
-        """Seconds of CPU that it has taken."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def unread(self) -> int:
         """Bytes that have arrived for it, and which it has not read."""
@@ -86,7 +76,7 @@ def _arriving(bench: Bench, count: int, size: int) -> Figure:
             client.sendall(bytes(size - 1))
         while server.unread():
             time.sleep(0.01)
-        peak = server.peak_mb()
+        peak = memory_mb(server.pid, peak=True)
     bench.discard(folder)
     return _memory(f"{count} unfinished bodies of {size // _MIB} MiB", peak)
 
@@ -101,7 +91,7 @@ def _leased(bench: Bench) -> Figure:
                 client.request(method, "/q/messages?visibility_timeout=600", body)
                 client.getresponse().read()
         client.close()
-        peak = server.peak_mb()
+        peak = memory_mb(server.pid, peak=True)
     bench.discard(folder)
     return _memory(f"{count} leased messages of 1 MiB", peak)
 
@@ -115,10 +105,10 @@ def _many_queues(bench: Bench, url: str, name: str) -> list[Figure]:
     bench.call(fill, url=url, count=count)
     with _serving(url) as server:
         taken = _requests(server, [f"q{number * count // _IN_USE:05d}" for number in range(_IN_USE)])
-        before, seconds = server.cpu_seconds(), bench.size(30, 2)
+        before, seconds = cpu_seconds(server.pid), bench.size(30, 2)
         time.sleep(seconds)
-        share = (server.cpu_seconds() - before) / seconds * 100
-        peak = server.peak_mb()
+        share = (cpu_seconds(server.pid) - before) / seconds * 100
+        peak = memory_mb(server.pid, peak=True)
     with_queues = f"{name} {count:,} queues, {_IN_USE} in use"
     return [
         Figure(
