@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-deep test-soak test-plain test-lowest test-bench test-pythons test-sparks check check-mypy check-pyright check-imports fix bench bench-spark docs release clean
+.PHONY: help demo test test-all test-deep test-soak test-plain test-lowest test-bench test-pythons test-sparks check check-mypy check-pyright check-imports fix bench bench-spark docs docs-versions release clean
 
 # Compiled modules are what makes the thousands of processes of the tests start quickly; and what a user has set for other
 # projects must not reach this one.
@@ -128,6 +128,10 @@ bench-spark: ## Measure what docs/explanation/benchmarks.md claims of the pipeli
 docs: ## Build the site into site/, strictly
 	@.ci/venv.sh docs
 	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
+
+docs-versions: ## Build the site of this tree and of the newest release, with a choice of the version
+	@.ci/venv.sh docs
+	@.ci/site_versions.sh
 
 release: ## Build a release into dist/, check, install and test it, and publish nothing (TAG=v0.2.0 checks that too)
 	@.ci/venv.sh test release

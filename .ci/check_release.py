@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,13 +17,14 @@ _FILE = re.compile(r"qworker_tasks-([\w.]+?)(\.tar\.gz|-py3-none-any\.whl)")
 _ENTRY = re.compile(r"^## (\S+) - (.+)$", re.MULTILINE)
 
 
-def problems(names: Iterable[str], changelog: str, tag: str | None) -> Iterator[str]:
+def problems(names: Iterable[str], changelog: str, tag: str | None, site: str | None) -> Iterator[str]:
     """Yield what is wrong with the files of a release.
 
     Args:
         names: The names of the files in dist/.
         changelog: The text of CHANGELOG.md.
         tag: The tag that publishes them. None: a dry run.
+        site: The address of the documentation, to which the links of the README lead on the index.
     """
     found = [(name, _FILE.fullmatch(name)) for name in sorted(names)]
     yield from (f"{name} is not a file of a release: remove it" for name, match in found if match is None)
@@ -39,6 +41,8 @@ def problems(names: Iterable[str], changelog: str, tag: str | None) -> Iterator[
         yield f"the newest entry of CHANGELOG.md must be that of {version}"
     elif tag is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d", entry[2]):
         yield f"CHANGELOG.md must have the date of {version} (got {entry[2]!r})"
+    if tag is not None and site is None:
+        yield "pyproject.toml must have the address of the site as Documentation in [project.urls]"
     if tag is not None and tag != f"v{version}":
         yield f"the tag must be v{version} (got {tag!r})"
 
@@ -46,7 +50,9 @@ def problems(names: Iterable[str], changelog: str, tag: str | None) -> Iterator[
 def main(folder: str, tag: str = "") -> int:
     """Print what is wrong, and return the exit status."""
     names = [path.name for path in Path(folder).iterdir()]
-    found = list(problems(names, (_ROOT / "CHANGELOG.md").read_text(), tag or None))
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    site = project.get("urls", {}).get("Documentation")
+    found = list(problems(names, (_ROOT / "CHANGELOG.md").read_text(), tag or None, site))
     sys.stdout.write("\n".join(found or [f"{' and '.join(sorted(names))}: checked"]) + "\n")
     return 1 if found else 0
 

@@ -21,7 +21,7 @@ from qworker.errors import BackendUnavailable
 from qworker.kit.body_slices import ON_LOOP, OwnDescriptor, read_in_slices
 from qworker.kit.files import read_all
 from qworker.kit.linux import has_writer
-from qworker.kit.opening import open_entry
+from qworker.kit.opening import open_entry, try_lock
 from qworker.kit.planted import rename_file
 from qworker.kit.store_errors import DAMAGED, UNREADABLE
 from qworker.message import Lease, Message, Settlement
@@ -150,7 +150,7 @@ def _claim_open(
     if files.max_body is not None and status.st_size > files.max_body:
         return ClaimResult.TOO_LARGE
     parsed = parse_item(item, local=local)
-    locked = _lock(fd)
+    locked = try_lock(fd)
     # A name of qworker is given to one file only. Any other name may be given to the next file too.
     is_own = parsed is not None and parsed.is_own
     if source == files.queue:
@@ -249,14 +249,6 @@ def _open(name: str, directory: int) -> int:
     except PermissionError:
         # Only the owner may request that.
         return open_entry(name, os.O_RDONLY, directory)
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def try_rename(name: str, target: str, source: int, destination: int, fd: int, token: int | None = None) -> bool:

@@ -19,7 +19,6 @@ An fsq program does not compare them, so the old file in queue/ is locked, and o
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable
 from enum import Enum
@@ -27,7 +26,7 @@ from enum import Enum
 from qworker.errors import PublishUncertain
 from qworker.kit.files import find_inode, has_entry, link_file, try_unlink
 from qworker.kit.linux import exchange_names
-from qworker.kit.opening import open_entry
+from qworker.kit.opening import open_entry, try_lock
 from qworker.kit.store_errors import store_error
 from qworker_file.id_place import Place, record_place
 from qworker_file.layout import QueueDir
@@ -67,21 +66,13 @@ def replace_waiting(files: QueueDir, plan: Plan, holder: str, place: Place) -> R
         return Replaced.MOVED
     try:
         # In queue/, an fsq program works under the lock, and a worker is about to lease it. In delay/ it means nothing.
-        if place.directory == "queue" and not _try_lock(fd):
+        if place.directory == "queue" and not try_lock(fd):
             return Replaced.BUSY
         if os.fstat(fd).st_ino != find_inode(index_name(holder), files.names):
             return Replaced.MOVED
         return _replace(files, plan, holder, place)
     finally:
         os.close(fd)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _replace(files: QueueDir, plan: Plan, holder: str, place: Place) -> Replaced:

@@ -20,7 +20,7 @@ from enum import Enum, auto
 from qworker.clock import Clock
 from qworker.errors import BackendUnavailable
 from qworker.kit.files import find_inode, read_all, try_unlink
-from qworker.kit.opening import open_entry
+from qworker.kit.opening import open_entry, try_lock
 from qworker.kit.store_errors import NOT_A_FILE
 from qworker.message import Lease, Message, Settlement
 from qworker_fsq.environment import ItemLimits
@@ -215,11 +215,8 @@ def claim(
 def _claim(
     files: QueueDir, name: str, limits: ItemLimits, fd: int, now: float, *, lock: bool
 ) -> ClaimedItem | SkipReason | float:
-    if lock:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return SkipReason.BUSY
+    if lock and not try_lock(fd):
+        return SkipReason.BUSY
     status = os.fstat(fd)
     if find_inode(name, files.queue) != status.st_ino:
         return SkipReason.GONE

@@ -27,8 +27,9 @@ _EXIT_NOT_FOUND = 1
 def command(url: str, queue: str, id: str, app: str | None, full: bool, json: bool) -> int:  # noqa: A002
     r"""Explain why a message is not running, or what happened to it.
 
-    Shows its position in the queue, its delay, its lease, its failure, or why the app cannot run it. Shows also what
-    its history records, even if it is no longer stored. Exit status 1: there is no such message.
+    Shows its position in the queue, its delay, its lease, its failure, or why the app cannot run it. Each line ends
+    with its code, which the documentation explains under "Find out why a message does not run". Shows also what its
+    history records, even if it is no longer stored. Exit status 1: there is no such message.
 
     \b
     Examples:
@@ -48,7 +49,7 @@ def command(url: str, queue: str, id: str, app: str | None, full: bool, json: bo
         print_json({**about, "error": found.error, "history": found.history})
     else:
         for reason in found.reasons:
-            echo(reason.text)
+            echo(f"{reason.text} [{reason.code}]")
         for event in found.history:
             echo(f"  {event_line(event)}")
         if full and found.error:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from qworker.cli.options import Command
-from qworker.cli.output import echo
+from qworker.cli.output import print_error
 from qworker.errors import UsageError
 from qworker.streams import ERROR_STREAM
 
@@ -29,5 +29,5 @@ class FsqStatusCommand(Command):
             error.show(ERROR_STREAM)
             raise click.exceptions.Exit(EXIT_USAGE) from error
         except UsageError as error:
-            echo(f"qworker: {error}", err=True)
+            print_error(error)
             raise click.exceptions.Exit(EXIT_USAGE) from error

@@ -8,7 +8,7 @@ import click
 
 from qworker.app import Tasks
 from qworker.cli.options import URLCommand, json_option, run
-from qworker.cli.output import echo, print_json
+from qworker.cli.output import echo, print_error, print_json
 from qworker.errors import JobError, JobFailed, UsageError
 from qworker.jobs.status import Status
 from qworker.names import check_existing_queue
@@ -81,7 +81,7 @@ def _wait(url: str, queue: str, message_id: str, json: bool) -> int:
             code = error.code if isinstance(error, JobFailed) else None
             print_json({"id": message_id, "queue": queue, "error": str(error), "code": code})
         else:
-            echo(f"qworker: {error}", err=True)
+            print_error(error)
         return _EXIT_NO_VALUE
     print_json({"id": message_id, "queue": queue, "result": value} if json else value)
     return 0

@@ -13,7 +13,7 @@ import click
 
 from qworker import __version__
 from qworker.cli.options import Group, load_command
-from qworker.cli.output import echo
+from qworker.cli.output import print_error
 from qworker.errors import (
     BackendUnavailable,
     FormatTooNew,
@@ -26,9 +26,8 @@ from qworker.errors import (
     UsageError,
 )
 from qworker.streams import ERROR_STREAM, flush_all, flush_output, is_of_output, prepare, silence_stdout
-from qworker.url import mask
 
-__all__ = ["COMMANDS", "cli", "main", "print_error"]
+__all__ = ["COMMANDS", "cli", "main"]
 
 EXIT_CRASH = 1
 EXIT_USAGE = 2
@@ -171,7 +170,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         error.show(ERROR_STREAM)
         return EXIT_USAGE
     except QworkerError as error:
-        print_error(str(error))
+        print_error(error)
         return exit_status(error)
     except BrokenPipeError:
         silence_stdout()
@@ -183,11 +182,6 @@ def _run(arguments: Sequence[str] | None) -> int:
         print_error(f"cannot write to standard output: {error.strerror}")
         return EXIT_CRASH
     return result if isinstance(result, int) else 0
-
-
-def print_error(text: str) -> None:
-    """Print an error on standard error, on one line without passwords and control characters."""
-    echo(f"qworker: {mask(' '.join(text.split()))}", err=True)
 
 
 def exit_status(error: QworkerError) -> int:

@@ -18,8 +18,10 @@ import click
 import msgspec
 
 from qworker.backend import Backend
+from qworker.errors import QworkerError, UsageError
 from qworker.names import printable
 from qworker.streams import ERROR_STREAM, flush_output, silence_stdout
+from qworker.url import mask
 
 __all__ = [
     "Progress",
@@ -28,6 +30,7 @@ __all__ = [
     "format_time",
     "has_escapes",
     "preview_body",
+    "print_error",
     "print_json",
     "print_problems",
     "print_table",
@@ -43,6 +46,17 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 def echo(text: str, *, err: bool = False) -> None:
     """Print one line without control characters, because text from messages must not control the terminal."""
     click.echo(printable(text), file=ERROR_STREAM if err else None)
+
+
+def print_error(error: Exception | str) -> None:
+    """Print an error on standard error, on one line without passwords and control characters.
+
+    An error of qworker is followed by its class in brackets, because the documentation has a section for each class.
+    The text of a plain `UsageError` says all that there is to do.
+    """
+    in_class = isinstance(error, QworkerError) and type(error) is not UsageError
+    where = f" [{type(error).__name__}]" if in_class else ""
+    echo(f"qworker: {mask(' '.join(str(error).split()))}{where}", err=True)
 
 
 def say_where(backend: Backend) -> None:

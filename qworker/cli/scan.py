@@ -10,7 +10,7 @@ from qworker.backend.scan_source import ScanError, ScanOptions
 from qworker.cli.configured import did_you_mean
 from qworker.cli.fsq_statuses import EXIT_TEMPORARY, EXIT_USAGE, FsqStatusCommand
 from qworker.cli.options import exit_code_options, item_limit_options
-from qworker.cli.output import echo
+from qworker.cli.output import echo, print_error
 from qworker.errors import QworkerError, UsageError
 from qworker.names import check_existing_queue
 from qworker.settings import setting
@@ -169,10 +169,10 @@ def command(
     try:
         return _scan(url, queue, program, options)
     except UsageError as error:
-        echo(f"qworker: {error}", err=True)
+        print_error(error)
         return EXIT_USAGE
     except (ScanError, QworkerError) as error:
-        echo(f"qworker: {error}", err=True)
+        print_error(error)
         return EXIT_TEMPORARY
 
 

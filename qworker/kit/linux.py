@@ -33,6 +33,7 @@ __all__ = [
     "is_proc_error",
     "lock_holders",
     "max_inotify_instances",
+    "open_again",
     "open_inotify",
     "open_path",
     "parse_inotify_events",
@@ -261,6 +262,11 @@ def open_path(path: str) -> int:
 # -- /proc -----------------------------------------------------------------------------------------------------------
 
 MOUNTINFO = "/proc/self/mountinfo"
+
+
+def open_again(fd: int, flags: int) -> int:
+    """Open the file of a descriptor a second time, whatever name it has by now."""
+    return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
 
 
 def is_proc_error(error: OSError) -> bool:

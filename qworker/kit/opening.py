@@ -7,10 +7,13 @@ inherits nothing. What was opened is then checked, because the name may have cha
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 
-__all__ = ["create_file", "open_directory", "open_entry", "open_file", "open_own", "open_regular"]
+from qworker.kit.linux import open_again
+
+__all__ = ["create_file", "open_directory", "open_entry", "open_file", "open_own", "open_regular", "try_lock"]
 
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
@@ -74,3 +77,29 @@ def open_own(name: str, parent: int, flags: int, mode: int = 0o600) -> int:
 def open_directory(path: str | bytes | os.PathLike[str], parent: int | None = None) -> int:
     """Open a directory. Below `parent` it is not a link. Without it, the path is the user's own choice."""
     return os.open(path, _DIRECTORY if parent is None else _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+
+
+def try_lock(fd: int) -> bool:
+    """Lock an open file for this process alone and return whether it was free.
+
+    NFS 4 gives such a lock only to a descriptor that can write. There `fd` becomes one, of the same file.
+
+    Raises:
+        OSError: The file cannot be locked, or cannot be opened for writing.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        writable = open_again(fd, os.O_RDWR | os.O_NONBLOCK)
+        try:
+            fcntl.flock(writable, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.dup2(writable, fd, inheritable=False)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(writable)
+    return True

@@ -244,7 +244,7 @@ def test_one_is_not_many() -> None:
 def test_one_message_is_not_called_many(failed: list[str], said: Callable[..., tuple[int, str, str]]) -> None:
     later = said("publish", "file://./spool", "inbox", "--body", "z")[1].strip()
     assert said("explain", "file://./spool", "inbox", later)[1].startswith(
-        "it is ready. There is 1 message ahead of it.\n"
+        "it is ready. There is 1 message ahead of it. [ready]\n"
     )
     assert said("purge", "file://./spool", "inbox", "--state", "ready", "--yes")[1] == "purged 2 messages of inbox\n"
 

@@ -133,7 +133,7 @@ def test_a_register_of_another_type_is_named_in_one_line(server: RedisServer, tm
     assert ended.returncode == 3
     expected = "the names of the queues cannot be used, because the Redis key qworker:queues is not a set: "
     expected += "rename this key, or delete it if nothing needs it"
-    assert ended.stderr.splitlines() == [f"qworker: {expected}"]
+    assert ended.stderr.splitlines() == [f"qworker: {expected} [QueueDamaged]"]
 
 
 @pytest.mark.parametrize(("scheme", "part"), [("redis", "meta"), ("rfq", "nextlog")])

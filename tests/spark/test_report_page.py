@@ -123,7 +123,8 @@ def test_only_the_page_needs_jinja_and_says_so_before_the_report_is_computed(
     assert output_without(("jinja2", "markupsafe"), program) == f"{MissingExtra('spark', 'the page of a report')}\n"
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["pipeline", "report", str(tmp_path / "nowhere"), "--html", str(tmp_path / "report.html")]) == 2
-    assert capsys.readouterr().err == f"qworker: {MissingExtra('spark', 'qworker pipeline report --html')}\n"
+    expected = MissingExtra("spark", "qworker pipeline report --html")
+    assert capsys.readouterr().err == f"qworker: {expected} [MissingExtra]\n"
 
 
 def test_a_line_is_broken_where_there_is_no_value() -> None:

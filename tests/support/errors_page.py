@@ -20,9 +20,10 @@ _BEGINNING = """\
 <!-- Written by `python -m tests.support.errors_page` from the code. A test compares. -->
 
 These are the texts of all errors that qworker raises, by their class. `...` stands for a name, a value or another
-error. Each text says what is wrong and what to do. [Find out what is
-wrong](../howto/troubleshooting.md#5-look-up-the-error) has more about each class. A command prints the text in one line
-and ends with status 2 for a `UsageError` and its subclasses, and with status 3 if the store cannot be used.
+error. Each text says what is wrong and what to do. [Look up the
+error](../howto/troubleshooting.md#5-look-up-the-error) has more about each class. A command prints the text in one
+line, with the class in brackets at its end, unless it is `UsageError`. It ends with status 2 for a `UsageError` and its
+subclasses, and with status 3 if the store cannot be used.
 """
 # A text with fewer letters is a part that other texts are put into.
 _LEAST = 12

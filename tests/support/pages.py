@@ -1,6 +1,6 @@
 """The blocks of the pages, and what proves each kind of them.
 
-A `python`, `toml` or `ini` block that begins with `# NAME` is that file; one that begins with `# NAME, continued` is
+A `python`, `toml`, `ini` or `sh` block that begins with `# NAME` is that file; with `# NAME, continued` it is
 what follows in it. A `console` block is a session: each line after `$ ` is run by a shell, and the lines under it must
 appear in what it prints, in their order, where `...` stands for anything. `sh` and `bash` blocks are commands to type:
 each must be known, and those of qworker are parsed by the command line itself.
@@ -22,7 +22,7 @@ from tests.support.processes import PYTHON
 __all__ = ["ROOT", "Block", "blocks", "commands", "environment", "pages", "parsed", "sessions", "shown"]
 
 ROOT = Path(__file__).parents[2]
-_FILE = re.compile(r"# ([\w-]+(?:/[\w-]+)*\.(?:py|toml|ini))(, continued)?\n")
+_FILE = re.compile(r"# ([\w-]+(?:/[\w-]+)*\.(?:py|toml|ini|sh))(, continued)?\n")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
 

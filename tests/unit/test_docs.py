@@ -8,24 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import configparser
-import json
 import re
-import shlex
-import shutil
-import signal
-import subprocess
 import sys
-import sysconfig
-import tomllib
-import venv
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
 import click
 import pytest
-import yaml
 
 import qworker.testing
 import qworker.worker
@@ -38,30 +28,12 @@ from qworker.message import Draft, SettleAction, Settlement
 from qworker.tools.explain import Code
 from qworker.url import BackendURL
 from tests.support import cli_page, errors_page
-from tests.support.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
+from tests.support.pages import ROOT, blocks, commands, pages, parsed, sessions
+from tests.support.reader import PEERS, Reader
 from tests.support.servers import RedisServer
-from tests.support.waiting import wait_for
 
-PATIENCE = 120.0
-# What a page's files lie beside.
-BESIDE = dict.fromkeys(["docs/howto/services.md", "docs/howto/after-commit.md"], "examples/django_service") | {
-    page: str(Path(page).parent) for page in pages() if page.startswith("examples/")
-}
 # Public names that only annotations of other names show.
 UNLISTED = {"qworker.worker": {"QueueShare", "RunningMessage", "WorkerCounts"}}
-# Pages that install a package.
-INSTALL = {"docs/howto/backend.md"}
-# Pages whose Python needs Spark: tests/spark runs it.
-SPARK = "docs/pipeline/"
-# Pages whose Python needs other task queues: tests/e2e/test_coming_from.py runs it.
-PEERS = "docs/coming-from/"
-# Programs of others.
-_PROGRAMS = """
-. apt-get arq cat celery convert-to-thumbnail cp curl docker dramatiq echo find flask groupadd hostname huey_consumer
-journalctl kubectl ls mv openssl pip pkill printf pytest redis-cli rfq rm rq sed seq sh spark-submit sudo systemctl
-systemd-analyze useradd uvicorn
-"""
-PROGRAMS = set(_PROGRAMS.split())
 # Commands of qworker that end by themselves, and need nothing but a store: they are run.
 _RUN = """
 browse create doctor enqueue explain export failures history ls move pause publish purge remove requeue resume schedules
@@ -82,167 +54,18 @@ def thumbnail(path: str, width: int = 100) -> None: ...
 @tasks.task
 def square(number: int) -> None: ...
 """
-# What a module of a Django site needs before it can be imported.
-DJANGO = "import os, django; os.environ['DJANGO_SETTINGS_MODULE'] = 'shop.settings'; django.setup(); "
 FAILED = "20261121071038_123456789_4242_host-7f3a9b21"
 
 # A page starts a dozen interpreters, perhaps beside many others.
 pytestmark = pytest.mark.timeout(900)
 
 
-class Reader:
-    """Somebody in an empty folder, who does what a page shows."""
-
-    def __init__(self, page: str, folder: Path) -> None:
-        self.page = page
-        self.folder = folder
-        self.environment = environment()
-        # Python files that are written and not imported yet.
-        self.unread: list[str] = []
-        if page in INSTALL:
-            self._install_elsewhere()
-        if page in BESIDE:
-            # What a developer's own runs have left there is not part of the example.
-            made = shutil.ignore_patterns("__pycache__", "spool", "archive", "*.sqlite*")
-            shutil.copytree(ROOT / BESIDE[page], folder, dirs_exist_ok=True, ignore=made)
-
-    def _install_elsewhere(self) -> None:
-        """Take an environment of its own, with what is installed in this one; packages are built from what is here."""
-        own = self.folder.with_name(f"{self.folder.name}-environment")
-        venv.create(own, with_pip=False)
-        packages = own / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-        (packages / "this.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-        for name in ("pip", "pytest", "qworker"):
-            program = own / "bin" / name
-            program.write_text(f'#!/bin/sh\nexec {shlex.quote(str(own / "bin" / "python"))} -m {name} "$@"\n')
-            program.chmod(0o755)
-        path = f"{own / 'bin'}:{self.environment['PATH']}"
-        self.environment |= {"PATH": path, "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
-
-    def do(self, block: Block) -> None:
-        """Do what a block shows, and check what is to be seen."""
-        do = getattr(self, f"_{block.language}", None)
-        assert do is not None, f"{self.page}:{block.line}: nothing here proves a block of {block.language!r}"
-        if block.language != "python" or block.file in self.unread:
-            self.read()
-        if block.file is not None:
-            path = self.folder / block.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a" if block.continues else "w") as file:
-                file.write(block.text)
-        try:
-            do(block)
-        except Exception as error:
-            error.add_note(f"{self.page}:{block.line}")
-            raise
-
-    def _python(self, block: Block) -> None:
-        assert block.file is not None, "a Python block begins with `# NAME.py`, because it is run as that file"
-        compile((self.folder / block.file).read_text(), block.file, "exec", dont_inherit=True)
-        if not self.page.startswith((SPARK, PEERS)):
-            self.unread.append(block.file)
-
-    def read(self) -> None:
-        """Import the files since the last block that is no file, in one process: a reader has all of them by now."""
-        if self.unread:
-            modules = ", ".join(dict.fromkeys(file.removesuffix(".py").replace("/", ".") for file in self.unread))
-            self.unread.clear()
-            first = DJANGO if (self.folder / "manage.py").exists() else ""
-            python = shutil.which("python", path=self.environment["PATH"])
-            assert python is not None
-            self._run([python, "-W", "error", "-c", f"{first}import {modules}"])
-
-    def _console(self, block: Block) -> None:
-        for command, expected in sessions(block.text):
-            if command.startswith("qworker run") and "--burst" not in command:
-                self._run_until_shown(command, expected)
-            else:
-                output = self._run(["bash", "-c", command])
-                assert shown(expected, output), f"$ {command}\n{output}\nlacks {expected}"
-
-    def _sh(self, block: Block) -> None:
-        for command in commands(block.text):
-            program, *arguments = command
-            if program == "qworker":
-                parsed(arguments)
-            elif program == "make":
-                assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
-            elif program.startswith("python"):
-                self._names_a_program(arguments)
-            elif "/" in program:
-                assert (self.folder / program).exists() or (ROOT / program).exists() or ".venv" in program, command
-            else:
-                assert program in PROGRAMS, f"is {command} right? tests/unit/test_docs.py does not know it"
-
-    _bash = _sh
-
-    def _names_a_program(self, arguments: list[str]) -> None:
-        if arguments[0] == "-m":
-            assert find_spec(arguments[1]) is not None, arguments
-        else:
-            assert (self.folder / arguments[0]).is_file(), arguments
-
-    def _toml(self, block: Block) -> None:
-        tomllib.loads(block.text)
-
-    def _ini(self, block: Block) -> None:
-        configparser.RawConfigParser(strict=False).read_string(block.text)
-
-    def _yaml(self, block: Block) -> None:
-        assert list(yaml.safe_load_all(block.text))
-
-    def _json(self, block: Block) -> None:
-        json.loads(block.text)
-
-    def _text(self, block: Block) -> None:
-        """Prose, in columns."""
-
-    def _run(self, command: list[str]) -> str:
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    def _run_until_shown(self, command: str, expected: list[str]) -> None:
-        """Run a worker until its lines have appeared, and stop it as Ctrl-C would."""
-        log = self.folder / "output.log"
-        with log.open("w") as output:
-            started = subprocess.Popen(
-                command.split(),
-                cwd=self.folder,
-                env=self.environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-
-            def is_shown() -> bool:
-                assert started.poll() is None, f"$ {command}\nended with {started.returncode}:\n{log.read_text()}"
-                return shown(expected, log.read_text())
-
-            wait_for(is_shown, f"$ {command}: shows {expected}", log.read_text, timeout=PATIENCE)
-            started.send_signal(signal.SIGINT)
-            assert started.wait(PATIENCE) == 0, f"$ {command}\n{log.read_text()}"
-        finally:
-            if started.poll() is None:
-                started.kill()
-                started.wait()
-
-
 @pytest.mark.parametrize("page", pages())
 def test_a_page_does_what_it_shows_in_an_empty_folder(page: str, tmp_path: Path) -> None:
-    reader = Reader(page, tmp_path)
-    for block in blocks(page):
-        reader.do(block)
-    reader.read()
+    with Reader(page, tmp_path) as reader:
+        for block in blocks(page):
+            reader.do(block)
+        reader.read()
 
 
 @pytest.mark.parametrize(
@@ -273,7 +96,8 @@ def test_a_block_that_is_wrong_or_new_fails_its_page(text: str, problem: str, tm
 
     def read() -> None:
         for block in blocks(str(page)):
-            Reader(str(page), tmp_path).do(block)
+            with Reader(str(page), tmp_path) as reader:
+                reader.do(block)
 
     with pytest.raises((AssertionError, ValueError, click.UsageError)) as raised:
         read()

@@ -66,7 +66,7 @@ def test_the_end_of_a_job_is_a_value_or_one_json_document(tasks: Tasks, run: Run
     status, out, _ = run("job", tasks.url, "default", done, "--wait", "--json")
     assert (status, json.loads(out)) == (0, {"id": done, "queue": "default", "result": 42})
     status, out, err = run("job", tasks.url, "default", failed, "--wait")
-    assert (status, out, err) == (1, "", "qworker: the job failed (error): n is negative\n")
+    assert (status, out, err) == (1, "", "qworker: the job failed (error): n is negative [JobFailed]\n")
     status, out, _ = run("job", tasks.url, "default", failed, "--wait", "--json")
     told = json.loads(out)
     assert (status, told["id"], told["error"], told["code"]) == (

@@ -25,6 +25,7 @@ from qworker.health.answers import HealthAnswers
 from qworker.health.server import HealthServer
 from qworker.health.worker_report import WorkerReport
 from qworker.worker import Worker, WorkerOptions
+from tests.support.pages import blocks
 from tests.support.reference import metrics
 from tests.support.waiting import PATIENCE
 
@@ -146,6 +147,11 @@ def test_the_page_and_the_readme_apply_what_there_is() -> None:
     for text in (README, page):
         named = set(re.findall(r"(?<!\w)-k (\w+)", text))
         assert named == {path.parent.name for path in EXAMPLE.rglob("kustomization.yaml")} - {"base", *COMPONENTS}
+
+
+def test_the_page_shows_the_deployment_that_it_applies() -> None:
+    shown = [block.text for block in blocks("docs/howto/kubernetes.md") if block.language == "yaml"]
+    assert (EXAMPLE / "redis" / "deployment.yaml").read_text() in shown
 
 
 def test_the_schemas_would_refuse_a_misspelt_field() -> None:

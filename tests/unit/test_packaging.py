@@ -189,9 +189,55 @@ def test_only_the_files_of_one_dated_release_can_be_published(
     names: tuple[str, ...], changelog: str, tag: str | None, problem: str | None
 ) -> None:
     check = runpy.run_path(str(ROOT / ".ci/check_release.py"))["problems"]
-    found = list(check(names, changelog, tag))
+    found = list(check(names, changelog, tag, "https://docs.example.org"))
     assert len(found) == (problem is not None)
     assert problem is None or problem in found[0]
+
+
+def test_a_release_needs_the_address_of_its_site_and_a_dry_run_does_not() -> None:
+    check = runpy.run_path(str(ROOT / ".ci/check_release.py"))["problems"]
+    assert "Documentation in [project.urls]" in next(check(FILES, DATED, "v0.2.0", None))
+    assert not list(check(FILES, UNDATED, None, None))
+
+
+@pytest.mark.parametrize(
+    ("line", "without_site", "with_site"),
+    [
+        (
+            "see [retry](docs/howto/retries.md#a)",
+            "see retry",
+            "see [retry](https://x.example/stable/howto/retries.html#a)",
+        ),
+        (
+            "[an inbox](examples/inbox/README.md)",
+            "an inbox",
+            "[an inbox](https://x.example/stable/examples/inbox/index.html)",
+        ),
+        ("[a](SECURITY.md), [b](#b)", "a, [b](#b)", "[a](https://x.example/stable/SECURITY.html), [b](#b)"),
+        ("![the page](docs/a.png)\n\nnext", "next", "![the page](https://x.example/stable/a.png)\n\nnext"),
+        ("[x](https://example.org)", "[x](https://example.org)", "[x](https://example.org)"),
+    ],
+)
+def test_links_of_the_readme_work_on_a_package_index(line: str, without_site: str, with_site: str) -> None:
+    readme_of_index = runpy.run_path(str(ROOT / ".ci/readme.py"))["readme_of_index"]
+    assert readme_of_index(line, None) == without_site
+    assert readme_of_index(line, "https://x.example/stable/") == with_site
+
+
+def test_a_package_has_the_readme_and_none_of_its_links_is_relative(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        text = archive.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in text
+    assert "# qworker\n" in text
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", text.partition("# qworker\n")[2]) == []
+
+
+@pytest.mark.parametrize("workflow", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.name)
+def test_a_workflow_pins_each_action_by_its_digest(workflow: Path) -> None:
+    used = re.findall(r"uses: *(.*)", workflow.read_text())
+    assert used
+    assert [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)] == []
 
 
 def test_a_release_is_published_only_by_a_tag_and_after_what_a_dry_run_does() -> None:

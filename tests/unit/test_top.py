@@ -325,6 +325,6 @@ def test_on_a_terminal_without_the_extra_one_line_says_what_to_install(tmp_path:
     assert done.stderr.splitlines() == [
         (
             "qworker: qworker top on a terminal (all but --once) needs the extra 'tui': "
-            "in a checkout of qworker run pip install '.[tui]', elsewhere pip install 'WHEEL_FILE[tui]'"
+            "in a checkout of qworker run pip install '.[tui]', elsewhere pip install 'WHEEL_FILE[tui]' [MissingExtra]"
         )
     ]

@@ -13,7 +13,7 @@ import msgspec
 from qworker.backend.scan_source import ScanError
 from qworker.cli.fsq_statuses import EXIT_TEMPORARY, EXIT_USAGE, FsqStatusCommand
 from qworker.cli.options import URLCommand
-from qworker.cli.output import echo
+from qworker.cli.output import echo, print_error
 from qworker.errors import InvalidURL, QworkerError, UsageError
 from qworker.kit.opening import open_directory
 from qworker.url import BackendURL
@@ -40,13 +40,13 @@ class FsqCommand(FsqStatusCommand, URLCommand):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            print_warning(f"qworker: {error}")
+            print_error(error)
             return EXIT_USAGE
         except (QworkerError, ScanError) as error:
-            print_warning(f"qworker: {error}")
+            print_error(error)
         except OSError as error:
             name = "" if error.filename is None else f"{error.filename}: "
-            print_warning(f"qworker: {name}{error.strerror}")
+            print_error(f"{name}{error.strerror}")
         return EXIT_TEMPORARY
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import select
 import shutil
@@ -19,7 +18,7 @@ from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import check_exchange, link_file, make_fifo
 from qworker.kit.linux import CREATE, MOUNTINFO, add_inotify_watch, open_inotify, parse_inotify_events
-from qworker.kit.opening import create_file, open_directory, open_entry
+from qworker.kit.opening import create_file, open_directory, open_entry, try_lock
 from qworker.kit.store_errors import FULL, Unsupported, store_error
 from qworker.kit.threads import BlockingCall, run_in_thread
 
@@ -308,13 +307,11 @@ def _try_sync(probe: str) -> Check:
 def _try_flock(probe: str) -> Check:
     path = os.path.join(probe, "flock")
     _make(path, b"")
-    first = open_entry(path, os.O_RDWR)
-    second = open_entry(path, os.O_RDWR)
+    # As a worker opens a message.
+    first = open_entry(path, os.O_RDONLY)
+    second = open_entry(path, os.O_RDONLY)
     try:
-        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if try_lock(first) and not try_lock(second):
             return Check("flock", CheckStatus.OK, "one holder at a time: a dead worker is noticed at once")
         return Check("flock", CheckStatus.BROKEN, "two holders of one exclusive lock", "mount it with working locks")
     finally:
