@@ -14,7 +14,7 @@ from qworker.kit.opening import create_file, open_directory
 from qworker.kit.planted import rename_file
 from qworker.message import Selection, State
 from qworker_file.browse import FileBrowser
-from qworker_file.id_index import remove_id, taken_key
+from qworker_file.id_index import remove_id
 from qworker_file.id_place import Place, record_move
 from qworker_file.names import (
     delay_name,
@@ -29,6 +29,7 @@ from qworker_file.names import (
 from qworker_file.open_queue import OpenQueue
 from qworker_file.report_holds import ReportHolds
 from qworker_file.store import Store
+from qworker_file.taken_keys import taken_key
 
 __all__ = ["delete_queue", "pause", "remove", "requeue", "resume"]
 

@@ -171,33 +171,45 @@ def _claim_open(
         # is.
         os.rename(path, delay_name(waiting, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
         return ClaimResult.BUSY
-    return _read_claimed(files, fd, status, item, parsed, path, locked, now)
+    try:
+        return _read_claimed(files, fd, status, item, parsed, path, locked, now)
+    except OSError as error:
+        return _return_unread(files, error, path, item, waiting, now)
 
 
 def _read_claimed(
     files: QueueDir, fd: int, status: os.stat_result, item: str, parsed: Item, path: str, locked: bool, now: float
-) -> FileLease | ClaimResult:
+) -> FileLease:
     """Read a file that is now in lease/."""
     keep_hold(files, item, now)
     token = max(status.st_mtime_ns + 1, int(now * 1e9))
     is_large = status.st_size > ON_LOOP
-    try:
-        os.utime(fd, ns=(token, token))
-        body = b"" if is_large else read_all(fd, status.st_size)
-    except OSError as error:
-        if error.errno == errno.EPERM:
-            # It is another user's file: its time cannot be set, and only the clock makes the token rise.
-            body = b"" if is_large else read_all(fd, status.st_size)
-        elif error.errno in DAMAGED:
-            os.rename(path, item, src_dir_fd=files.lease, dst_dir_fd=files.queue)
-            return foreign.move_to_failed(files, files.queue, item, f"it cannot be read: {error.strerror}")
-        else:
-            os.rename(path, delay_name(item, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
-            raise
+    _set_time(fd, token)
+    body = b"" if is_large else read_all(fd, status.st_size)
     lease = make_lease(files, fd, status, item, parsed, path, token, body)
     lease.locked = locked
     lease.is_unread = is_large
     return lease
+
+
+def _return_unread(
+    files: QueueDir, error: OSError, path: str, item: str, waiting: str, now: float
+) -> FileLease | ClaimResult:
+    """Set a damaged file aside. Otherwise another attempt may succeed: raise the error, and let the message wait."""
+    if error.errno in DAMAGED:
+        os.rename(path, item, src_dir_fd=files.lease, dst_dir_fd=files.queue)
+        return foreign.move_to_failed(files, files.queue, item, f"it cannot be read: {error.strerror}")
+    # Under its first name: it has not started, so it keeps its unique key.
+    os.rename(path, delay_name(waiting, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
+    raise error
+
+
+def _set_time(fd: int, time_ns: int) -> None:
+    try:
+        os.utime(fd, ns=(time_ns, time_ns))
+    except PermissionError:
+        # It is another user's file: its time cannot be set, and only the clock makes the token rise.
+        pass
 
 
 async def read_large_body(lease: FileLease) -> None:

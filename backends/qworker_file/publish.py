@@ -19,7 +19,7 @@ from qworker.kit.group_commit import GroupCommit
 from qworker.kit.opening import create_file
 from qworker.message import Draft
 from qworker_file.app_keys import open_app_keys
-from qworker_file.id_index import reserve_ids
+from qworker_file.id_reservation import reserve_ids
 from qworker_file.layout import QueueDir
 from qworker_file.names import index_name, place_name
 from qworker_file.publish_plan import Plan

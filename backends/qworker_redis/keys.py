@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from qworker_redis.scripts import ScriptSet
 
-__all__ = ["NATIVE", "PARTS", "REGISTER", "queue_key"]
+__all__ = ["APP_KEYS", "NATIVE", "PARTS", "REGISTER", "queue_key"]
 
 # The names of all queues of a server: a set.
 REGISTER = b"qworker:queues"
+# The messages that have the unique keys that count in all queues: see `common.lua`.
+APP_KEYS = b"{qworker:}:appkeys"
 # What a queue has, and the type of each. A bulk write has more keys (`bulk.py`).
 PARTS = {
     "meta": "hash",
@@ -39,4 +41,4 @@ def queue_key(queue: str, part: str) -> bytes:
     return f"{{qworker:{queue}}}:{part}".encode()
 
 
-NATIVE = ScriptSet("", queue_key, PARTS)
+NATIVE = ScriptSet("", queue_key, PARTS, {APP_KEYS: "hash"})

@@ -60,17 +60,22 @@ class ScriptSet:
         folder: The folder of this package that contains them in `lua/`. Empty: the package itself.
         key: Returns the key of a queue's part, as the headers name it.
         types: The type of each part of a queue.
+        shared: Keys that belong to no queue, and their types.
 
     Attributes:
-        types: The same.
+        types: The types of the parts.
+        shared: The shared keys.
     """
 
-    def __init__(self, folder: str, key: Callable[[str, str], bytes], types: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: str, key: Callable[[str, str], bytes], types: Mapping[str, str], shared: Mapping[bytes, str] = {}
+    ) -> None:
         package = files("qworker_redis")
         self._folder = package.joinpath(*([folder] if folder else []), "lua")
         self._shared = package / "lua" / "shared.lua"
         self.key = key
         self.types = types
+        self.shared = shared
         self.get = cache(self._read)
 
     def names(self) -> list[str]:

@@ -22,8 +22,9 @@ _TYPES: dict[str, tuple[str, str, tuple[Argument, ...]]] = {
 
 
 async def find_wrong_keys(connection: Connection, scripts: ScriptSet, queue: str) -> list[tuple[str, str]]:
-    """Return the keys of a queue that have another type than they must have: each, and that type in words."""
-    keys = [(scripts.key(queue, part), *_TYPES[kind]) for part, kind in scripts.types.items()]
+    """Return the keys that a queue needs and that have another type: each, and the type it must have, in words."""
+    kinds = {scripts.key(queue, part): kind for part, kind in scripts.types.items()}
+    keys = [(key, *_TYPES[kind]) for key, kind in (kinds | dict(scripts.shared)).items()]
     replies = await connection.send_all([pack((command, key, *more)) for key, _, command, more in keys])
     return [
         (key.decode(errors="replace"), words)

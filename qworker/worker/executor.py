@@ -36,6 +36,12 @@ __all__ = ["Executor", "Runner"]
 
 # Seconds until a message can be leased again whose handler the worker could not call.
 _RELEASE_DELAY = 10.0
+# Seconds for which a worker that could not call a handler leaves the queue to others. Otherwise it would take all of it
+# and return it.
+_REST = 1.0
+# Seconds for which the processes of suspects may fail to start a task. Then its suspects run in the worker: its deaths
+# are counted, while a message that is only released would wait for ever.
+_ISOLATION_PATIENCE = 600.0
 # A message without `max_tries` fails after this many attempts in a row that killed their process or lost their lease.
 _MOST_DEATHS = DEFAULT_MAX_TRIES
 _UNKNOWN_HINT = (
@@ -84,7 +90,9 @@ class Executor:
         self._records = state.records
         self._keeps_results = "cells" not in state.backend.deviations
         self._waits = state.waits
-        self._can_isolate = "isolated" in runners
+        self._has_isolated = "isolated" in runners
+        # Since when the processes of suspects fail to start each task.
+        self._isolation_fails_since: dict[str, float] = {}
         self._providers = state.providers
         self.report_failure = FailureReports(state).store
 
@@ -108,12 +116,16 @@ class Executor:
         """
         message = delivery.lease.message
         handler = delivery.handler
-        if not message.tries or handler is None or handler.kind == "process" or not self._can_isolate:
+        if not message.tries or handler is None or handler.kind == "process" or not self._can_isolate(handler):
             return False
         if message.deaths or self._counts_deaths:
             return message.deaths > 0
         allowed = delivery.max_tries
         return allowed is not None and message.tries >= allowed - 1
+
+    def _can_isolate(self, handler: Handler) -> bool:
+        since = self._isolation_fails_since.get(handler.name)
+        return self._has_isolated and (since is None or self._clock.monotonic() < since + _ISOLATION_PATIENCE)
 
     def _resolve(self, delivery: Delivery) -> bool:
         message = delivery.lease.message = unpack(delivery.lease.message)
@@ -325,6 +337,8 @@ class Executor:
 
     def _decide(self, delivery: Delivery) -> None:
         error = delivery.error
+        if delivery.isolated and not isinstance(error, NotBegun):
+            self._isolation_fails_since.pop(delivery.task, None)
         try:
             if delivery.cancel_reason is not None:
                 self._decide_cancelled(delivery, delivery.cancel_reason)
@@ -364,8 +378,10 @@ class Executor:
         """Release a message whose handler was not called. It counts no try, and a suspect stays one."""
         fields = {events.ERROR_TYPE: error.type_name, events.ERROR: summary_of(error)}
         if delivery.isolated:
+            self._isolation_fails_since.setdefault(delivery.task, self._clock.monotonic())
             self._log.warning(events.ISOLATION_FAILED, **delivery.fields(), **fields)
         else:
+            self._events.message_offered(delivery.lease.message.queue, _REST)
             self._log.warning(events.HANDLER_NOT_STARTED, **delivery.fields(), **fields)
         delivery.settle(SettleAction.RELEASE, delay=_RELEASE_DELAY)
 

@@ -22,6 +22,7 @@ from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.server.app import create_app
 from qworker.testing.wait_until import wait_until
+from qworker.unique import Unique
 from qworker.url import BackendURL
 from qworker.worker import Worker, WorkerOptions
 from qworker_redis import RedisBackend
@@ -244,6 +245,26 @@ async def test_a_key_of_another_type_loses_no_message(server: RedisServer, schem
     await wait_until(drained, timeout=10)
     assert ran == accepted
     await backend.aclose()
+
+
+async def test_a_batch_that_needs_a_key_of_another_type_is_refused_as_a_whole(server: RedisServer) -> None:
+    everywhere = Unique(scope="app")
+    batch = [
+        Draft(body=b"one", unique_key="one"),
+        Draft(body=b"later", delay=60.0),
+        Draft(body=b"two", unique_key="two", unique=everywhere),
+    ]
+    with server.client() as client:
+        client.flushall()
+        client.set("{qworker:}:appkeys", "planted")
+    backend = open_backend(url_of(server, "redis"))
+    try:
+        with pytest.raises(BackendError, match="appkeys"):
+            await backend.publish(GOOD, batch)
+    finally:
+        await backend.aclose()
+    with server.client() as client:
+        assert set(client.keys()) == {b"{qworker:}:appkeys"}
 
 
 async def leased_of_both(backend: Backend, visibility: float = 60.0) -> list[Lease]:

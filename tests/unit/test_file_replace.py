@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 from collections.abc import AsyncIterator
@@ -12,10 +13,11 @@ import pytest
 import pytest_asyncio
 
 from qworker.backend.registry import open_backend
+from qworker.errors import BackendUnavailable
 from qworker.message import Draft
 from qworker.testing.clock import FakeClock
 from qworker.unique import Unique
-from qworker_file import FileBackend, id_index, lease, publish, replace
+from qworker_file import FileBackend, id_reservation, lease, publish, replace
 from qworker_file.foreign import ClaimResult
 from qworker_file.id_place import Located, Place, record_move
 from qworker_file.layout import QueueDir
@@ -61,12 +63,30 @@ async def test_a_message_that_fails_while_its_key_is_checked_is_not_replaced(
             os.rename(root / "q" / "queue" / item, root / "q" / "fail" / item)
         return state
 
-    monkeypatch.setattr(id_index, "state_of", check_then_fail)
+    monkeypatch.setattr(id_reservation, "state_of", check_then_fail)
     (second,) = await backend.publish("q", [NEW])
     assert second != first
     (failed,) = await backend.find("q", [first])
     assert failed.message.body == b"old"
     assert [one.message.body for one in await backend.lease("q", 10, 60.0)] == [b"new"]
+
+
+async def test_a_message_that_cannot_be_read_keeps_a_key_that_is_free_when_it_starts(
+    backend: FileBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = Draft(body=b"x", unique_key="k", unique=Unique(until="started"))
+    (first,) = await backend.publish("q", [draft])
+
+    def refuse(_fd: int, _size: int) -> bytes:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lease, "read_all", refuse)
+        with pytest.raises(BackendUnavailable, match="memory"):
+            await backend.lease("q", 1, 60.0)
+    assert await backend.publish("q", [draft]) == [first]
+    assert [one.message.id for one in await backend.lease("q", 10, 60.0)] == [first]
+    assert await backend.publish("q", [draft]) != [first]
 
 
 @pytest.mark.parametrize("delay", [0.0, 60.0])

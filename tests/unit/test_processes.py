@@ -1,5 +1,6 @@
 """Handlers in processes of their own: data goes in and out, and a death concerns one message."""
 
+import asyncio
 import errno
 import importlib.util
 import os
@@ -12,8 +13,9 @@ import structlog
 from qworker import Draft, State
 from qworker.errors import UsageError
 from qworker.failure_text import summary
+from qworker.message import SettleAction, Settlement
 from qworker.testing.wait_until import wait_until
-from qworker.worker import Worker
+from qworker.worker import Worker, executor
 
 APP = """
 import os, signal, time
@@ -145,6 +147,40 @@ async def test_a_message_waits_without_a_try_while_its_process_cannot_be_started
     assert waiting.message.tries == 0
     (line,) = [line for line in logs if line["event"] == "handler_not_started"]
     assert line["error"] == "the handler's process cannot be started: Too many open files"
+
+
+async def test_a_worker_that_can_start_no_handler_does_not_take_and_return_the_whole_queue(app, functions, monkeypatch):
+    def refuse(*_args, **_options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    app.task(process=True)(functions.hang)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    for _ in range(20):
+        await app["hang"].enqueue()
+    async with app.working(concurrency=1) as (worker, _):
+        await wait_until(lambda: worker.counts.released > 0)
+        at = asyncio.get_running_loop().time()
+        await wait_until(lambda: worker.counts.released > 4)
+        assert asyncio.get_running_loop().time() - at > 0.9
+
+
+async def test_a_suspect_runs_in_the_worker_when_no_process_could_start_its_task_for_long(app, functions, monkeypatch):
+    """A message that is only released would wait for ever."""
+
+    @app.task
+    def fine() -> None: ...
+
+    # A child that imports the module finds no app there.
+    functions.tasks = app
+    await fine.enqueue()
+    (lease,) = await app.store.lease("default", 1, 30.0)
+    await app.store.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, error="died", died=True)])
+    monkeypatch.setattr(executor, "_ISOLATION_PATIENCE", 0.0)
+    monkeypatch.setattr(executor, "_RELEASE_DELAY", 0.0)
+    with structlog.testing.capture_logs() as logs:
+        worker = await app.burst()
+    assert (worker.counts.released, worker.counts.acked) == (1, 1)
+    assert [line["event"] for line in logs].count("isolation_failed") == 1
 
 
 async def test_abort_kills_the_process_and_releases_the_message(app, functions):

@@ -22,10 +22,16 @@ if version and version ~= '1' then return too_new(version) end
 
 local now = clock()
 local ids, given, held = {}, {}, {}
+local has_special, has_app_key = false, false
 for i = 1, (#ARGV - 2) / 3 do
   ids[i] = ARGV[3 * i]
   local special = ARGV[3 * i + 1]
-  given[i] = special == 'i' or special ~= '' and string.byte(special, 19) % 128 > 63
+  local priority = string.byte(special, 19)
+  given[i] = special == 'i' or priority and priority % 128 > 63
+  if priority then
+    has_special = true
+    has_app_key = has_app_key or priority % 64 > 31 and string.byte(special, priority > 127 and 28 or 20) > 7
+  end
 end
 local stored = call('HMGET', msg, unpack(ids))
 local is_late = false
@@ -40,8 +46,13 @@ for i, id in ipairs(ids) do
   end
 end
 if is_late then return {-now - 1} end
+if has_special then
+  -- Before the first change: a batch that is refused leaves nothing behind.
+  local hashes = {msg, keys, claims, errors, gone, has_app_key and APP_KEYS or nil}
+  check_types({sorted, delayed, holds, leased, fail, done}, hashes, {ready, wake})
+end
 local answer = {version and 0 or 1}
-local sets, rows, awake, checked = {}, {}, false, false
+local sets, rows, awake = {}, {}, false
 
 -- Let a message wait until it is due, or be ready. It is stored at once: a later one of the same batch may have its key.
 local function put_waiting(id, value, due)
@@ -87,10 +98,6 @@ local function replace(id, rest, due, again, wait, most, hold)
 end
 
 local function put_special(i, id)
-  if not checked then
-    check_types({sorted, delayed, holds, leased, fail, done}, {msg, keys, claims, errors, gone}, {ready, wake})
-  end
-  checked = true
   local special = ARGV[3 * i + 1]
   local tries, delay, due, priority, at = struct.unpack('>I2I8I8B', special)
   local hold = 0
@@ -103,10 +110,7 @@ local function put_special(i, id)
   if priority > 31 then
     priority = priority - 32
     again, wait, most, at = struct.unpack('>BI8I8', special, at)
-    if again > 7 then
-      again = again - 8
-      check_types({}, {APP_KEYS}, {})
-    end
+    if again > 7 then again = again - 8 end
     if again > 3 then
       again = again - 4
       call('HSET', meta, 'started', '1')
