@@ -133,6 +133,9 @@ def format_text(value: object) -> str:
     """Return a value as text without control characters except line ends. Markup is returned unchanged."""
     if isinstance(value, Markup):
         return value
+    # Nearly all values are plain.
+    if isinstance(value, str) and value.isascii() and value.isprintable():
+        return value
     return "\n".join(printable(line) for line in str(value).split("\n"))
 
 

@@ -267,6 +267,9 @@ class QueueCounter:
 
     def _growth(self, at: float, backlog: int) -> float | None:
         """Return the growth of the backlog since a count that is some seconds older."""
+        if self._past and at < self._past[-1][0]:
+            # The clock was set back.
+            self._past.clear()
         while len(self._past) > 1 and self._past[1][0] <= at - _GROWTH_S:
             self._past.pop(0)
         since, before = self._past[0] if self._past else (at, backlog)

@@ -24,12 +24,14 @@ class ErrorCount(msgspec.Struct, frozen=True, kw_only=True):
     """How often an error occurred in one queue.
 
     Attributes:
+        queue: The queue.
         task: The task's name. None: raw messages, or the error has many tasks.
         error: The error in one line, without what differs between messages. Empty: further errors.
         failed: Messages that have failed for good.
         retried: Attempts that failed and are repeated.
     """
 
+    queue: str
     task: str | None
     error: str
     failed: int
@@ -72,15 +74,14 @@ class RecentErrors:
             key = (batch.queue, task, _blanked(error or ""), batch.kind)
             counts[key if key in counts or len(counts) < _MOST_ERRORS else (batch.queue, None, "", batch.kind)] += 1
 
-    def of(self, queue: str) -> list[ErrorCount]:
-        """Return the errors of a queue, the most frequent first."""
-        found: dict[tuple[str | None, str], Counter[str]] = {}
+    def counts(self) -> list[ErrorCount]:
+        """Return the errors of all queues, the most frequent first."""
+        found: dict[tuple[str, str | None, str], Counter[str]] = {}
         for _, counts in self._minutes:
-            for (name, task, error, kind), count in counts.items():
-                if name == queue:
-                    found.setdefault((task, error), Counter())[kind] += count
+            for (queue, task, error, kind), count in counts.items():
+                found.setdefault((queue, task, error), Counter())[kind] += count
         errors = [
-            ErrorCount(task=task, error=error, failed=kinds["failed"], retried=kinds["retried"])
-            for (task, error), kinds in found.items()
+            ErrorCount(queue=queue, task=task, error=error, failed=kinds["failed"], retried=kinds["retried"])
+            for (queue, task, error), kinds in found.items()
         ]
         return sorted(errors, key=lambda one: one.failed + one.retried, reverse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 
 import msgspec
@@ -11,6 +12,7 @@ from qworker.backend import Backend
 from qworker.backend.each_queue import describe_problem
 from qworker.backend.offers import samples_of
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import BackendUnavailable
 from qworker.sampling.counting import Budget, QueueCounter
 from qworker.sampling.errors import ErrorCount
 from qworker.sampling.fallback import FallbackSamples
@@ -125,19 +127,23 @@ class QueueSampler:
         """Return the samples of a queue over an hour, a day or a week (`ring.LEVELS`), sorted by time."""
         return await Ring(self._samples, queue).read(level, self._clock.time())
 
-    def errors(self, queue: str) -> tuple[float, list[ErrorCount]]:
-        """Return the errors that workers have recorded of a queue, the most frequent first.
+    def errors(self) -> tuple[float, list[ErrorCount]]:
+        """Return the errors that workers have recorded, the most frequent first.
 
         Returns:
             The seconds that are counted, at most an hour, and the errors.
         """
-        return self._flow.errors.period_s, self._flow.errors.of(queue)
+        return self._flow.errors.period_s, self._flow.errors.counts()
 
     # -- counts --------------------------------------------------------------------------------------------------------
 
     async def _count_due(self, now: float, patience: float | None) -> None:
         async with asyncio.timeout(_SILENCE_S):
             names = await self._backend.queues() if self._queues is None else self._queues
+        directory = self._backend.directory
+        # A directory that is moved away, or not mounted, is not a store whose queues were deleted.
+        if self._counters and not names and directory is not None and not os.path.isdir(directory):
+            raise BackendUnavailable(f"{directory} does not exist any more")
         for gone in self._counters.keys() - set(names):
             await self._counters.pop(gone).aclose()
         for name in names:

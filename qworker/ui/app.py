@@ -192,8 +192,11 @@ class Dashboard:
         content = await page.content(self._source, request)
         if isinstance(content, Response):
             return content
+        # The last numbers are shown, but not as those of now.
+        is_stale = page.is_of_queue and content["seen"].problem is not None
+        status = HTTPStatus.SERVICE_UNAVAILABLE if is_stale else HTTPStatus.OK
         is_live = content.pop("is_live", page.is_live)
-        return self._renderer.page(request, page.template, content, is_live=is_live)
+        return self._renderer.page(request, page.template, content, status=status, is_live=is_live)
 
     def _error(self, request: Request, access: Access | None, status: HTTPStatus, text: str) -> Response:
         if _is_of_api(request.scope):

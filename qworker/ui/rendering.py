@@ -40,6 +40,9 @@ class Renderer:
             lstrip_blocks=True,
         )
         self._templates.filters |= {"duration": duration, "number": number, "rate": rate, "when": when}
+        # Compiled now, because the first visit would hold up the loop of the application that serves the pages.
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)
 
     def page(
         self,

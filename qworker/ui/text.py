@@ -46,7 +46,7 @@ _HIDDEN = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff
 
 def show(value: object) -> str:
     """Return a value as text in which every control character can be seen. Markup is returned unchanged."""
-    if isinstance(value, Markup):
+    if isinstance(value, Markup) or (isinstance(value, str) and value.isascii() and value.isprintable()):
         return value
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", format_text("" if value is None else value))
 

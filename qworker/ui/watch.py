@@ -12,10 +12,12 @@ from qworker.backend import Backend
 from qworker.backend.each_queue import describe_problem
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QworkerError
-from qworker.sampling import QueueSampler, QueueSnapshot, RingSample, StoreSnapshot
+from qworker.failures.index import FailureIndex, IndexedGroup
+from qworker.message import StoredMessage
+from qworker.sampling import ErrorCount, QueueSampler, QueueSnapshot, RingSample, StoreSnapshot
 from qworker.sampling.ring import LEVELS
 from qworker.schedules.code import supports_schedules
-from qworker.ui.looks import Looks
+from qworker.ui.looks import Look, Looks
 
 __all__ = ["Seen", "Watch"]
 
@@ -23,6 +25,8 @@ __all__ = ["Seen", "Watch"]
 _EVERY_S = 2.0
 _PATIENCE_S = 2.0
 _IDLE_S = 60.0
+# Seconds of one sample after which the store is said not to answer.
+_SILENT_S = 2.0
 # Seconds between two reads of past samples, which are 10 s apart.
 _PAST_S = 10.0
 
@@ -77,8 +81,11 @@ class Watch:
         self._sampler: QueueSampler | None = None
         self._first = asyncio.Event()
         self._looked_at = clock.monotonic()
+        # Monotonic seconds at which the sample began that is being taken.
+        self._tick_began: float | None = None
         self._seen = Seen(store="")
         self.looks = Looks(clock=clock)
+        self._indexes: dict[str, FailureIndex] = {}
 
     async def see(self) -> Seen:
         """Return what is known. The first look waits for the first sample, but not for long."""
@@ -92,7 +99,11 @@ class Watch:
                     await self._first.wait()
             except TimeoutError:
                 pass
-        return self._seen
+        began = self._tick_began
+        silent = 0.0 if began is None else self._clock.monotonic() - began
+        if silent < _SILENT_S or self._seen.problem is not None:
+            return self._seen
+        return msgspec.structs.replace(self._seen, problem=f"it has not answered for {silent:.0f} s")
 
     async def backend(self) -> Backend:
         """Return the open backend.
@@ -110,6 +121,29 @@ class Watch:
         read = partial(sampler.past, queue, LEVELS[level])
         return (await self.looks.look(("past", queue, level), read, _PAST_S)).value or []
 
+    async def failures(self, queue: str) -> Look[list[IndexedGroup]]:
+        """Return the groups of the failed messages of a queue, the largest first."""
+
+        async def refresh() -> list[IndexedGroup]:
+            if queue not in self._indexes:
+                self._indexes[queue] = FailureIndex(await self._open_store(), queue)
+            return await self._indexes[queue].refresh()
+
+        return await self.looks.look(("failures", queue), refresh)
+
+    async def newest_of(self, queue: str, key: str) -> Look[list[StoredMessage]]:
+        """Return the newest messages of a group of failures that `failures` has found, the last one first."""
+
+        async def read() -> list[StoredMessage]:
+            index = self._indexes.get(queue)
+            return [] if index is None else await index.read_newest(key)
+
+        return await self.looks.look(("group", queue, key), read)
+
+    def errors(self) -> tuple[float, list[ErrorCount]]:
+        """Return for how many seconds errors have been counted, at most an hour, and the errors."""
+        return (0.0, []) if self._sampler is None else self._sampler.errors()
+
     async def aclose(self) -> None:
         """End sampling, and all reads. Idempotent."""
         if self._task is not None:
@@ -121,11 +155,15 @@ class Watch:
     async def _run(self) -> None:
         try:
             while self._clock.monotonic() - self._looked_at < _IDLE_S:
+                self._tick_began = self._clock.monotonic()
                 await self._tick()
+                self._tick_began = None
                 self._first.set()
                 await asyncio.sleep(_EVERY_S)
         finally:
+            self._tick_began = None
             sampler, self._sampler = self._sampler, None
+            self._indexes.clear()
             if sampler is not None:
                 await sampler.aclose()
 
@@ -138,6 +176,8 @@ class Watch:
                 )
                 self._sampler = QueueSampler(backend, url=None if self._url is None else self._url(), clock=self._clock)
             snapshot = await self._sampler.tick()
+            for gone in self._indexes.keys() - {one.queue for one in snapshot.queues}:
+                del self._indexes[gone]
         except (QworkerError, OSError) as error:
             self._seen = msgspec.structs.replace(self._seen, problem=describe_problem(error))
             return

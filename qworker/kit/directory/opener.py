@@ -96,8 +96,11 @@ class Opener(Generic[AnyStore]):
         self._closer.add(old.aclose, lambda: old.has_leases)
 
     def open_existing(self) -> AnyStore | None:
-        """Return the open store, or None if its directory does not exist and was not open before."""
-        return self.open() if self.store is not None or not is_missing(self._directory) else None
+        """Return the open store, or None if its directory does not exist.
+
+        A directory that was moved away is not created again by reads: it may come back, with its messages.
+        """
+        return None if is_missing(self._directory) else self.open()
 
     def require(self, queue: str) -> AnyStore:
         """Return the open store, to read or change a queue.

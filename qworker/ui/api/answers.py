@@ -123,7 +123,8 @@ async def messages(source: Source, request: Request) -> MessagePage:
 
 async def message(source: Source, request: Request) -> MessageDetail:
     """Return all that is known about a message."""
-    look = await find_message(source, request.path_params["queue"], request.path_params["id"])
+    seen = await source.watch.see()
+    look = await find_message(source, seen, request.path_params["queue"], request.path_params["id"])
     found = look.value
     if found is None:
         raise Unreachable(look.problem or "the search takes long: try again in a moment")
@@ -157,15 +158,14 @@ async def failures(source: Source, _request: Request) -> FoundFailures:
 async def group(source: Source, request: Request) -> GroupMessages:
     """Return the newest messages of a group in a queue."""
     given = request.path_params
-    look = await find_group(source, await source.watch.see(), given["queue"], given["key"])
-    found = look.value
+    found = await find_group(source, await source.watch.see(), given["queue"], given["key"])
     return GroupMessages(
         queue=given["queue"],
-        sampled_at=look.at,
-        problem=look.problem,
-        group=None if found is None else found.group,
-        count=None if found is None else found.count,
-        messages=[] if found is None else _shown(found.newest, request.state.access),
+        sampled_at=found.look.at,
+        problem=found.look.problem,
+        group=None if found.group is None else found.group.group,
+        count=None if found.group is None else found.group.count,
+        messages=_shown(found.newest, request.state.access),
     )
 
 

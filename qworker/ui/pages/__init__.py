@@ -30,6 +30,11 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     template: str = ""
     is_live: bool = True
 
+    @property
+    def is_of_queue(self) -> bool:
+        """Whether it shows one queue, and nothing else."""
+        return "{queue}" in self.path
+
 
 PAGES = (
     Page(path="/", content=overview.overview, template="overview.html"),

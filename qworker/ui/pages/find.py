@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from qworker.ui.pages.rows import queue_names
+from qworker.ui.pages.rows import queue_names, task_names
 from qworker.ui.pages.source import Source, Unreachable
 from qworker.ui.paths import path_of
 from qworker.ui.reads import Place, find_everywhere
@@ -40,7 +40,8 @@ async def find_places(source: Source, seen: Seen, message_id: str) -> tuple[list
     """
 
     async def search() -> tuple[list[Place], list[str]]:
-        return await find_everywhere(await source.watch.backend(), queue_names(seen), message_id)
+        tasks = {queue: task_names(seen.queue(queue)) for queue in queue_names(seen)}
+        return await find_everywhere(await source.watch.backend(), tasks, message_id)
 
     look = await source.watch.looks.look(("find", message_id), search)
     if look.value is None:

@@ -13,13 +13,15 @@ from starlette.responses import Response
 from qworker.failure_text import summary
 from qworker.failures.groups import task_of
 from qworker.history.event import Event
-from qworker.message import StoredMessage
+from qworker.message import MessageRef, StoredMessage
 from qworker.names import id_forms
 from qworker.tools.explain import Explanation, explain
 from qworker.ui.access import Access
 from qworker.ui.looks import Look
+from qworker.ui.pages.rows import task_names
 from qworker.ui.pages.source import Forbidden, NoSuchPage, Source
 from qworker.ui.text import body_of, duration
+from qworker.ui.watch import Seen
 
 __all__ = ["body", "find_message", "message"]
 
@@ -33,7 +35,7 @@ async def message(source: Source, request: Request) -> dict[str, Any]:
     queue, message_id = request.path_params["queue"], request.path_params["id"]
     access: Access = request.state.access
     seen = await source.watch.see()
-    look = await find_message(source, queue, message_id)
+    look = await find_message(source, seen, queue, message_id)
     found = look.value
     if found is None:
         return {"seen": seen, "look": look, "queue": queue, "id": message_id, "found": None}
@@ -55,16 +57,17 @@ async def message(source: Source, request: Request) -> dict[str, Any]:
     }
 
 
-async def find_message(source: Source, queue: str, message_id: str) -> Look[Explanation]:
+async def find_message(source: Source, seen: Seen, queue: str, message_id: str) -> Look[Explanation]:
     """Return what is known about a message.
 
     Raises:
         NoSuchPage: Neither the store nor its history knows it.
     """
+    tasks = task_names(seen.queue(queue))
 
     async def read() -> Explanation:
         backend = await source.watch.backend()
-        return await explain(backend, queue, message_id, source.tasks, source.clock)
+        return await explain(backend, queue, message_id, source.tasks, source.clock, perhaps=tasks)
 
     look = await source.watch.looks.look(("message", queue, message_id), read)
     if look.missing:
@@ -87,7 +90,8 @@ async def body(source: Source, request: Request) -> Response:
         raise Forbidden("a viewer cannot download bodies")
     queue, message_id = request.path_params["queue"], request.path_params["id"]
     backend = await source.watch.backend()
-    found = await backend.find(queue, id_forms(message_id))
+    perhaps = tuple(task_names((await source.watch.see()).queue(queue)))
+    found = await backend.find(queue, [MessageRef(form, perhaps=perhaps) for form in id_forms(message_id)])
     if not found:
         raise NoSuchPage(f"{queue} has no message with this id")
     # The browser must not show it: it could be a page.

@@ -23,6 +23,7 @@ __all__ = [
     "problem_of",
     "queue_names",
     "status_of",
+    "task_names",
     "time_to_empty",
 ]
 
@@ -44,6 +45,11 @@ def failed_count(one: QueueSnapshot | None) -> int:
 def leased_count(one: QueueSnapshot) -> int:
     """Return the number of leased messages that were counted."""
     return 0 if one.counted is None else one.counted.count.stats.leased
+
+
+def task_names(one: QueueSnapshot | None) -> list[str]:
+    """Return the tasks of the messages that wait in a queue, as far as they were counted."""
+    return [] if one is None or one.counted is None else list(one.counted.count.tasks)
 
 
 def problem_of(one: QueueSnapshot | None) -> str | None:

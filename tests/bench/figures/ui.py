@@ -145,7 +145,7 @@ def _age(bench: Bench, shown: Dashboard, waiting: int) -> list[Figure]:
     browser = shown.browser()
     first: dict[int, float] = {}
     worst, oldest = 0.0, 0.0
-    ends = time.monotonic() + bench.size(60, 5)
+    ends = time.monotonic() + bench.size(45, 5)
     while (now := time.monotonic()) < ends:
         text = browser.get(f"/q/{QUEUE}")[1]
         found = re.search(
@@ -191,7 +191,7 @@ def _cost(bench: Bench, shown: Dashboard, what: str, asked: float) -> list[Figur
     return [
         figure(
             f"CPU of the sampler, {what}",
-            _share(shown, bench.size(90, 3)),
+            _share(shown, bench.size(60, 3)),
             "%",
             asked,
             note="with the process that counts",

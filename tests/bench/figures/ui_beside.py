@@ -59,7 +59,7 @@ def publish(given: dict[str, Any]) -> None:
 
 def stall(bench: Bench, url: str, paths: list[str]) -> list[Figure]:
     """How long the loop of an application stands still in which a dashboard is mounted, by its own work."""
-    seconds = bench.size(60, 5)
+    seconds = bench.size(40, 5)
     with publishing(url), Child(host, {"url": url}) as application:
         browser = Browser(application.read(), {})
         ends = time.monotonic() + seconds
@@ -135,7 +135,7 @@ def beside_worker(bench: Bench, url: str, folder: Path) -> list[Figure]:
             finally:
                 shown.signal(signal.SIGCONT)
 
-        rates = bench.turns([("on", partial(rate, False)), ("off", partial(rate, True))], rounds=9)
+        rates = bench.turns([("on", partial(rate, False)), ("off", partial(rate, True))], rounds=5)
     shares = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
     return [
         figure(
@@ -186,7 +186,7 @@ def three_processes(bench: Bench, url: str, folder: Path) -> list[Figure]:
             worker = stack.enter_context(running(folder, url, "--health", "127.0.0.1:0"))
             top = stack.enter_context(Child(sample, {"url": url}))
             pids = [shown.pid, worker.pid, top.pid]
-            found = bench.call(counts, url=url, pids=pids, seconds=bench.size(150, 10))
+            found = bench.call(counts, url=url, pids=pids, seconds=bench.size(100, 10))
     finally:
         subprocess.run([sys.executable, "-m", "qworker", "resume", url, QUEUE], check=True, env=child_environment())
     return [
