@@ -54,7 +54,12 @@ log = structlog.get_logger()
 )
 @click.option("--unix", metavar="PATH", help="Listen on a Unix socket of yours alone, instead of --host and --port.")
 @click.option("--open", "opens", is_flag=True, help="Open the link in a browser on this machine.")
-@click.option("--app", metavar="MODULE:ATTRIBUTE", help="App that runs the messages. Pages say whether it can.")
+@click.option(
+    "--app",
+    metavar="MODULE:ATTRIBUTE",
+    help="App that runs the messages. Pages say whether it can, and it checks edited arguments.",
+)
+@click.option("--read-only", is_flag=True, help="Show no actions, and refuse all changes.")
 def command(
     url: str,
     host: str,
@@ -64,6 +69,7 @@ def command(
     unix: str | None,
     opens: bool,
     app: str | None,
+    read_only: bool,
 ) -> None:
     r"""Serve a dashboard of the queues.
 
@@ -91,7 +97,7 @@ def command(
     logs.configure()
     with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:
         place = _Place(host, port, unix, [name.lower() for name in allowed_host], root_path, opens)
-        runner.run(_serve(url, place, tasks))
+        runner.run(_serve(url, place, tasks, read_only=read_only))
 
 
 def import_ui(needed_for: str) -> None:
@@ -151,7 +157,7 @@ class _Place(msgspec.Struct, frozen=True):
         return f"http://{f'[{name}]' if ':' in name else name}:{listener.getsockname()[1]}"
 
 
-async def _serve(url: str, place: _Place, tasks: Tasks | None) -> None:
+async def _serve(url: str, place: _Place, tasks: Tasks | None, *, read_only: bool) -> None:
     from qworker.asgi.limits import limited_protocol
     from qworker.asgi.server import Server
     from qworker.ui.app import below
@@ -164,7 +170,7 @@ async def _serve(url: str, place: _Place, tasks: Tasks | None) -> None:
             echo(f"Forward the socket to your machine: ssh -L {place.port}:{os.path.abspath(place.unix)} HOST")
         address = place.address(listener)
         opened = _Opened(backend, url, address, frozenset(place.names))
-        dashboard = await stack.enter_async_context(opened.serving(tasks))
+        dashboard = await stack.enter_async_context(opened.serving(tasks, read_only=read_only))
         log.info("ui_started", url=backend.describe(), address=f"{address}{place.root_path}/")
         link = opened.show_link(place.root_path)
         if place.opens:
@@ -206,7 +212,7 @@ class _Opened:
         self._login = Login(Secrets.from_environment())
 
     @asynccontextmanager
-    async def serving(self, tasks: Tasks | None) -> AsyncGenerator[Dashboard]:
+    async def serving(self, tasks: Tasks | None, *, read_only: bool = False) -> AsyncGenerator[Dashboard]:
         """Return the dashboard, which is closed after the block."""
         from qworker.ui.app import Dashboard
         from qworker.ui.watch import Watch
@@ -215,7 +221,9 @@ class _Opened:
             return self._backend
 
         watch = Watch(opened, lambda: self._url)
-        dashboard = Dashboard(watch, login=self._login, hosts=self._hosts, on_link=self._print, tasks=tasks)
+        dashboard = Dashboard(
+            watch, login=self._login, hosts=self._hosts, on_link=self._print, tasks=tasks, read_only=read_only
+        )
         try:
             yield dashboard
         finally:

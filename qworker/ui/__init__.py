@@ -17,7 +17,7 @@ from qworker.ui.watch import Watch
 __all__ = ["Access", "Authorize", "Dashboard", "Role", "dashboard"]
 
 
-def dashboard(tasks: Tasks, *, authorize: Authorize | None = None) -> Dashboard:
+def dashboard(tasks: Tasks, *, authorize: Authorize | None = None, read_only: bool = False) -> Dashboard:
     """Return the dashboard of an app's store, to be mounted in an ASGI application.
 
     It needs no lifespan: it samples the store from the first request to a minute after the last one.
@@ -27,10 +27,12 @@ def dashboard(tasks: Tasks, *, authorize: Authorize | None = None) -> Dashboard:
         authorize: Returns what the user of a request may do, or None: then the response has status 404. It may be
             asynchronous. Without it, the dashboard has a login: with QWORKER_UI_TOKEN, with QWORKER_UI_VIEW_TOKEN,
             or by a link that the login page writes to the log.
+        read_only: Whether nothing can be changed, whatever the user's role.
 
     Raises:
         UsageError: A token in the environment is not valid.
     """
+    secrets = Secrets.from_environment()
 
     async def opened() -> Backend:
         return await tasks.backend()
@@ -40,9 +42,11 @@ def dashboard(tasks: Tasks, *, authorize: Authorize | None = None) -> Dashboard:
 
     return Dashboard(
         Watch(opened, lambda: tasks.url, tasks.clock),
-        login=Login(Secrets.from_environment()) if authorize is None else None,
+        login=Login(secrets) if authorize is None else None,
         authorize=authorize,
         on_link=None if authorize is not None else log_link,
         tasks=tasks,
+        signing=secrets.signing,
+        read_only=read_only,
         clock=tasks.clock,
     )

@@ -28,15 +28,19 @@ from qworker.asgi.interface import (
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QworkerError, UsageError
 from qworker.ui.access import Access, Login
+from qworker.ui.actions import Actions
 from qworker.ui.api import API, ENDPOINTS, answer_request, describe_api, json_response
 from qworker.ui.api.schemas import Error
 from qworker.ui.assets import ASSET_PATH, serve_asset
+from qworker.ui.confirm import Confirmed
+from qworker.ui.guard import Guard, wants_json
 from qworker.ui.login_page import LoginPage
 from qworker.ui.page_error import PageError, status_of_error
 from qworker.ui.pages import PAGES, Page
 from qworker.ui.pages.source import Source
 from qworker.ui.paths import root_of
 from qworker.ui.rendering import Renderer
+from qworker.ui.tickets import Signer
 from qworker.ui.watch import Watch
 
 __all__ = ["Authorize", "Dashboard", "below"]
@@ -70,11 +74,13 @@ class Dashboard:
         authorize: Returns what the user of a request may do. None as its result: status 404.
         hosts: Names that are served besides those of this machine. None: all.
         on_link: Called with the path and query of a login link when a user without a session opens the login page.
-        tasks: The app, which can say more about a message.
+        tasks: The app, which can say more about a message, and checks the arguments of edited calls.
+        signing: What signs the forms of a dashboard without a login. None: a random secret of this process.
+        read_only: Whether nothing can be changed.
         clock: The clock.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each argument is one option of the dashboard
         self,
         watch: Watch,
         *,
@@ -83,6 +89,8 @@ class Dashboard:
         hosts: Collection[str] | None = None,
         on_link: Callable[[str], None] | None = None,
         tasks: Tasks | None = None,
+        signing: str | None = None,
+        read_only: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if (login is None) == (authorize is None):
@@ -91,10 +99,15 @@ class Dashboard:
         self._source = Source(watch, clock, tasks)
         self._authorize = authorize
         self._hosts = hosts
-        self._renderer = Renderer(has_login=login is not None)
-        self._inner = [Route(page.path, partial(self._show, page)) for page in PAGES]
+        signer = Signer(signing if login is None else login.key)
+        guard = Guard(watch, signer, self._session, has_app=tasks is not None, read_only=read_only)
+        self._renderer = Renderer(has_login=login is not None, user_content=guard.content)
+        actions = Actions(self._source, guard, signer, self._renderer, self._has_page)
+        self._confirmed = Confirmed(self._source, guard, signer, self._renderer)
+        pages = [Route(page.path, partial(self._show, page)) for page in PAGES]
         api = [Route(f"{API}{one.path}", partial(answer_request, self._source, one)) for one in ENDPOINTS]
-        self._inner += [*api, Route(f"{API}/openapi.json", describe_api)]
+        api.append(Route(f"{API}/openapi.json", describe_api))
+        self._inner = [*pages, *api, *actions.routes, *self._confirmed.routes]
         routes = [*self._inner, Route(ASSET_PATH, serve_asset)]
         self._login_page = None
         if login is not None:
@@ -113,7 +126,8 @@ class Dashboard:
             await self._respond(scope, receive, _with_headers(send))
 
     async def aclose(self) -> None:
-        """End sampling. Idempotent: the next request starts it again."""
+        """End sampling, and actions after their batches. Idempotent: the next request starts sampling again."""
+        await self._confirmed.aclose()
         await self.watch.aclose()
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,7 +159,8 @@ class Dashboard:
         if route is None:
             return self._error(request, access, HTTPStatus.NOT_FOUND, "there is no such page")
         if request.method not in (route.methods or ()):
-            return self._error(request, access, HTTPStatus.METHOD_NOT_ALLOWED, "this page is only read")
+            text = f"this path does not take {request.method}"
+            return self._error(request, access, HTTPStatus.METHOD_NOT_ALLOWED, text)
         request.scope.update(found)
         request.state.access = access
         endpoint = cast("Callable[[Request], Awaitable[Response]]", route.endpoint)
@@ -155,11 +170,15 @@ class Dashboard:
             return self._error(request, access, status_of_error(error), str(error))
 
     def _match(self, scope: Scope) -> tuple[Route | None, dict[str, Any]]:
+        """Return the route of a request, or one of its path that does not take its method. None: there is neither."""
+        other: tuple[Route | None, dict[str, Any]] = None, {}
         for route in self._routes:
             match, found = route.matches(scope)
-            if match is not Match.NONE:
+            if match is Match.FULL:
                 return route, dict(found)
-        return None, {}
+            if match is Match.PARTIAL:
+                other = route, dict(found)
+        return other
 
     # -- who it is -----------------------------------------------------------------------------------------------------
 
@@ -169,6 +188,11 @@ class Dashboard:
         assert self._authorize is not None
         found = self._authorize(request)
         return await found if inspect.isawaitable(found) else found
+
+    def _session(self, request: Request) -> str:
+        """Return what identifies the session of a request: its cookie, or the user that `authorize` returned."""
+        cookie = None if self._login_page is None else self._login_page.cookie(request)
+        return f"user {request.state.access.name}" if cookie is None else cookie
 
     def _refuse(self, request: Request) -> Response:
         if self._login_page is not None and _is_of_api(request.scope):
@@ -199,7 +223,7 @@ class Dashboard:
         return self._renderer.page(request, page.template, content, status=status, is_live=is_live)
 
     def _error(self, request: Request, access: Access | None, status: HTTPStatus, text: str) -> Response:
-        if _is_of_api(request.scope):
+        if _is_of_api(request.scope) or wants_json(request):
             return json_response(Error(text), status)
         request.state.access = access
         return self._renderer.page(request, "error.html", {"status": status, "text": text}, status=status)

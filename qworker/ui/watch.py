@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -39,6 +40,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         snapshot: The last sample. None: there is none yet.
         problem: Why the store cannot be asked.
         has_schedules: Whether the store can keep schedules.
+        deviations: The rules of the contract that the store does not keep.
+        is_writable: Whether this user can change the store, as far as it is known.
         unworked: The queues in which messages wait although no worker is seen, with the Unix seconds since when.
     """
 
@@ -46,6 +49,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: StoreSnapshot | None = None
     problem: str | None = None
     has_schedules: bool = False
+    deviations: frozenset[str] = frozenset()
+    is_writable: bool = False
     unworked: dict[str, float] = {}
 
     def queue(self, name: str) -> QueueSnapshot | None:
@@ -86,6 +91,16 @@ class Watch:
         self._seen = Seen(store="")
         self.looks = Looks(clock=clock)
         self._indexes: dict[str, FailureIndex] = {}
+
+    @property
+    def seen(self) -> Seen:
+        """What the last look has seen."""
+        return self._seen
+
+    @property
+    def url(self) -> str | None:
+        """The URL of the store. None: it is not known."""
+        return None if self._url is None else self._url()
 
     async def see(self) -> Seen:
         """Return what is known. The first look waits for the first sample, but not for long."""
@@ -172,7 +187,11 @@ class Watch:
             if self._sampler is None:
                 backend = await self._open_store()
                 self._seen = msgspec.structs.replace(
-                    self._seen, store=backend.describe(), has_schedules=supports_schedules(backend.deviations)
+                    self._seen,
+                    store=backend.describe(),
+                    has_schedules=supports_schedules(backend.deviations),
+                    deviations=frozenset(backend.deviations),
+                    is_writable=backend.directory is None or os.access(backend.directory, os.W_OK),
                 )
                 self._sampler = QueueSampler(backend, url=None if self._url is None else self._url(), clock=self._clock)
             snapshot = await self._sampler.tick()

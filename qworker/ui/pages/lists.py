@@ -10,12 +10,12 @@ from starlette.datastructures import QueryParams
 from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.clock import Clock
-from qworker.duration import parse_moment
 from qworker.errors import UsageError
 from qworker.failures.message_filter import MessageFilter
 from qworker.message import Query, State, StoredMessage
 from qworker.sampling import QueueSnapshot
 from qworker.ui.access import Access
+from qworker.ui.filters import read_filter
 from qworker.ui.pages.source import Source
 from qworker.ui.text import search_text_of
 
@@ -60,14 +60,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
             state=State.of_word(asked.get("state") or State.READY.word),
             newest=asked.get("order") == "newest",
             after=asked.get("after") or None,
-            matching=MessageFilter(
-                tasks=_some(asked.get("task")),
-                error=asked.get("error") or None,
-                codes=_some(asked.get("code")),
-                groups=_some(asked.get("group")),
-                since=_moment(asked.get("since")),
-                until=_moment(asked.get("until")),
-            ),
+            matching=read_filter(asked),
             text=asked.get("text", "").casefold(),
         )
         if found.matching.is_of_failed and found.state is not State.FAILED:
@@ -152,11 +145,3 @@ async def _search(
             if searched % _CHECK_EVERY == 0:
                 await asyncio.sleep(0)
     return MessageList(messages=found, at=at, searched=searched)
-
-
-def _some(value: str | None) -> tuple[str, ...]:
-    return (value,) if value else ()
-
-
-def _moment(value: str | None) -> float | None:
-    return parse_moment(value) if value else None

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
+from qworker.backend.offers import QueueGlance, glance_at
 from qworker.errors import UsageError
 from qworker.failures.message_filter import CODES
 from qworker.message import STATE_WORDS, QueueStats
@@ -55,6 +56,7 @@ async def queue(source: Source, request: Request) -> dict[str, Any]:
         "charts": charts_of(past, level, now),
         "span": asked.get("range") or "1h",
         "spans": list(RANGES),
+        "is_paused": await _is_paused(source, one),
         "tasks": _tasks(one),
         "states": _tabs(numbers["stats"]),
         "wanted": wanted,
@@ -70,6 +72,16 @@ async def queue(source: Source, request: Request) -> dict[str, Any]:
         # A search is done when somebody asks for it.
         "is_live": not wanted.is_search,
     }
+
+
+async def _is_paused(source: Source, one: QueueSnapshot) -> bool:
+    """Return whether a queue is paused now. A count of a deep queue is older."""
+    look = await source.watch.looks.look(("paused", one.queue), partial(_glance, source, one.queue))
+    return look.value is not None and look.value.is_paused
+
+
+async def _glance(source: Source, queue: str) -> QueueGlance:
+    return await glance_at(await source.watch.backend(), queue)
 
 
 def level_of(asked: QueryParams) -> int:
