@@ -16,6 +16,7 @@ from qworker.ui.api import answers
 from qworker.ui.api.endpoint import API, Endpoint, Field, openapi
 from qworker.ui.api.exports import csv_response, export_messages
 from qworker.ui.api.schemas import (
+    ActionList,
     EventPage,
     FoundPlaces,
     GroupMessages,
@@ -154,6 +155,14 @@ ENDPOINTS = (
         type=EventPage,
         fields=(*_EVENTS, _LIMIT),
         rows="events",
+    ),
+    Endpoint(
+        path="/actions",
+        summary="What people did with the dashboard, the newest first.",
+        answer=answers.actions,
+        type=ActionList,
+        fields=(Field("queue", "only actions in this queue"),),
+        rows="actions",
     ),
 )
 

@@ -15,6 +15,7 @@ from qworker.sampling import QueueSnapshot, RingSample
 from qworker.sampling.ring import LEVELS
 from qworker.ui.access import Access
 from qworker.ui.api.schemas import (
+    ActionList,
     EventPage,
     FoundPlaces,
     GroupMessages,
@@ -28,7 +29,7 @@ from qworker.ui.api.schemas import (
     ScheduleList,
     TaskItem,
 )
-from qworker.ui.pages.activity import find_events
+from qworker.ui.pages.activity import find_actions, find_events
 from qworker.ui.pages.failures import FoundFailures, find_failures, find_group
 from qworker.ui.pages.find import find_places
 from qworker.ui.pages.lists import ListQuery, read_list
@@ -43,6 +44,7 @@ from qworker.ui.text import text_json_of
 from qworker.ui.watch import Seen
 
 __all__ = [
+    "actions",
     "activity",
     "failures",
     "find",
@@ -185,6 +187,12 @@ async def activity(source: Source, request: Request) -> EventPage:
     asked = request.query_params
     found = await find_events(source, asked, request.state.access, _limit(asked, 100))
     return EventPage(events=found.events, searched_to=found.searched_to, next=found.cursor)
+
+
+async def actions(source: Source, request: Request) -> ActionList:
+    """Return what people did with the dashboard, the newest first."""
+    look = await find_actions(source, await source.watch.see(), request.query_params)
+    return ActionList(sampled_at=look.at, problem=look.problem, actions=look.value or [])
 
 
 async def _item(source: Source, seen: Seen, one: QueueSnapshot) -> QueueItem:

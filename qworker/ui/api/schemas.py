@@ -11,8 +11,10 @@ from qworker.history.event import Event
 from qworker.sampling import FlowRates, RingSample
 from qworker.schedules.store import ScheduleStatus
 from qworker.tools.explain import Reason
+from qworker.ui.audit import ActionRecord
 
 __all__ = [
+    "ActionList",
     "Error",
     "EventPage",
     "FoundPlaces",
@@ -233,6 +235,14 @@ class ScheduleList(msgspec.Struct, frozen=True, kw_only=True):
     sampled_at: float | None = None
     problem: str | None = None
     schedules: list[ScheduleStatus]
+
+
+class ActionList(msgspec.Struct, frozen=True, kw_only=True):
+    """What people did with the dashboard, the newest first."""
+
+    sampled_at: float | None = None
+    problem: str | None = None
+    actions: list[ActionRecord]
 
 
 class EventPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,15 +14,18 @@ from qworker.history.event import KINDS
 from qworker.history.query import EventFilter
 from qworker.history.search import FoundEvents, search_back
 from qworker.ui.access import Access
+from qworker.ui.audit import ActionRecord, read_newest
+from qworker.ui.looks import Look
 from qworker.ui.pages.rows import queue_names
 from qworker.ui.pages.source import Source
 from qworker.ui.paths import path_of
+from qworker.ui.watch import Seen
 
-__all__ = ["EVENT_FILTERS", "activity", "find_events"]
+__all__ = ["EVENT_FILTERS", "activity", "find_actions", "find_events"]
 
 # The fields of a URL that choose events.
 EVENT_FILTERS = ("queue", "id", "task", "event", "worker", "error", "since", "until")
-_MOST_EVENTS = 100
+_MOST_EVENTS, _MOST_ACTIONS = 100, 50
 # Seconds after which a search ends.
 _SECONDS = 2.0
 
@@ -49,7 +52,19 @@ async def activity(source: Source, request: Request) -> dict[str, Any]:
         "queues": queue_names(seen),
         "is_kept": backend.history.enabled,
         "link": partial(_link, request),
+        "actions": await find_actions(source, seen, asked),
     }
+
+
+async def find_actions(source: Source, seen: Seen, asked: QueryParams) -> Look[list[ActionRecord]]:
+    """Return what people did with the dashboard lately, in one queue or in all, the newest first."""
+    wanted = asked.get("queue")
+    queues = [name for name in queue_names(seen) if not wanted or name == wanted]
+
+    async def read() -> list[ActionRecord]:
+        return await read_newest(await source.watch.backend(), queues, _MOST_ACTIONS)
+
+    return await source.watch.looks.look(("actions", wanted), read)
 
 
 async def find_events(source: Source, asked: QueryParams, access: Access, limit: int) -> FoundEvents:
