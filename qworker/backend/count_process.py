@@ -20,8 +20,12 @@ from qworker.errors import BackendError, QueueNotFound
 __all__ = ["count_in_process", "main"]
 
 _NICE = 10
-# The module is imported with the same search path as here, wherever it comes from.
-_START = "import sys; sys.path[:] = sys.argv[1:]; from qworker.backend.count_process import main; main()"
+# The module is imported with the same search path as here, wherever it comes from. Without rich, which structlog would
+# import for tracebacks that nobody sees, it takes a fifth less time.
+_START = (
+    "import sys; sys.path[:] = sys.argv[1:]; sys.modules['rich'] = None;"
+    " from qworker.backend.count_process import main; main()"
+)
 
 
 class _Order(msgspec.Struct, frozen=True):

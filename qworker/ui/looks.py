@@ -45,6 +45,8 @@ class _Kept(msgspec.Struct):
 
     look: Look[object] = msgspec.field(default_factory=Look[object])
     due: float = float("-inf")
+    # What the read was made of. None: it is not known.
+    basis: object = None
     task: asyncio.Task[None] | None = None
 
 
@@ -61,7 +63,9 @@ class Looks:
         self._clock = clock
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
-    async def look(self, key: Hashable, read: Callable[[], Awaitable[T]], every: float | None = None) -> Look[T]:
+    async def look(
+        self, key: Hashable, read: Callable[[], Awaitable[T]], every: float | None = None, basis: object = None
+    ) -> Look[T]:
         """Return the last result of a read. If it is old, start another read and do not wait for it.
 
         Only the first read of a kind is waited for, and not for long.
@@ -70,10 +74,16 @@ class Looks:
             key: What is read.
             read: The function that reads.
             every: Seconds between two reads, if it is not that of all.
+            basis: Something that is another object after each change of what is read. While it is the same, nothing is
+                read. None: what is read may have changed.
         """
         kept = self._kept.setdefault(key, _Kept())
         self._kept.move_to_end(key)
-        if kept.task is None and self._clock.monotonic() >= kept.due:
+        stands = basis is not None and kept.basis is basis and kept.look.at is not None and kept.look.problem is None
+        if stands and kept.task is None:
+            kept.look = msgspec.structs.replace(kept.look, at=self._clock.time())
+        elif kept.task is None and self._clock.monotonic() >= kept.due:
+            kept.basis = basis
             kept.task = asyncio.create_task(self._read(kept, read, self._every if every is None else every))
         if kept.task is not None:
             # What is cheap is fresh. What is expensive is shown as it was.

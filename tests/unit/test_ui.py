@@ -301,6 +301,7 @@ async def test_failures_are_grouped_and_a_group_has_its_messages() -> None:
             ("OSError: host # refused", "2"),
             ("ValueError: no", "1"),
         ]
+        assert re.findall(r'data-name="Last hour" class="number">(\d+)', page.text) == ["2", "1"]
         group = (await client.get(f"/failures/mail/{rows[0][0]}")).text
         assert {*re.findall(r"/m/mail/(m-\d)", group)} == {"m-0", "m-1"}
         assert f"--group {rows[0][0]}" in group
@@ -435,6 +436,25 @@ async def test_an_expensive_read_happens_less_often_and_all_viewers_share_it() -
     assert (await looks.look("list", read)).value == 1
     clock.advance(2.0)
     assert (await looks.look("list", read)).value == 2
+    await looks.aclose()
+
+
+async def test_what_has_not_changed_is_not_read_again_and_is_as_fresh_as_now() -> None:
+    clock, reads = FakeClock(), 0
+
+    async def read() -> int:
+        nonlocal reads
+        reads += 1
+        return reads
+
+    looks, basis = Looks(clock=clock), object()
+    for _ in range(3):
+        clock.advance(10.0)
+        found = await looks.look("list", read, basis=basis)
+        assert (found.value, found.at) == (1, clock.time())
+    assert (await looks.look("list", read, basis=object())).value == 2
+    clock.advance(10.0)
+    assert (await looks.look("list", read)).value == 3
     await looks.aclose()
 
 

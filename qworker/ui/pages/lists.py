@@ -16,6 +16,7 @@ from qworker.message import Query, State, StoredMessage
 from qworker.sampling import QueueSnapshot
 from qworker.ui.access import Access
 from qworker.ui.filters import read_filter
+from qworker.ui.pages.rows import FRESH_S
 from qworker.ui.pages.source import Source
 from qworker.ui.text import search_text_of
 
@@ -113,6 +114,8 @@ async def read_list(source: Source, one: QueueSnapshot, asked: ListQuery, access
             backend = await source.watch.backend()
             return await _search(backend, one.queue, asked, limit, not access.sees_secrets, source.clock)
     count = None if one.counted is None else one.counted.count
+    # While nothing changes, the sampler keeps its count, and the list stands too.
+    is_fresh = one.counted is not None and source.clock.time() - one.counted.at <= FRESH_S
     if count is not None and asked.state is State.READY and count.stats.ready > _LISTED and count.first:
         return MessageList(at=source.clock.time(), ids=count.last if asked.newest else count.first)
     query = Query(asked.state, after=asked.after, limit=limit + 1, newest=asked.newest)
@@ -120,7 +123,7 @@ async def read_list(source: Source, one: QueueSnapshot, asked: ListQuery, access
     async def read() -> list[StoredMessage]:
         return await list_messages(await source.watch.backend(), one.queue, query)
 
-    look = await source.watch.looks.look(("list", one.queue, query), read)
+    look = await source.watch.looks.look(("list", one.queue, query), read, basis=count if is_fresh else None)
     found = look.value or []
     following = found[limit - 1].position if len(found) > limit else None
     return MessageList(messages=found[:limit], at=look.at, following=following, problem=look.problem)
