@@ -83,9 +83,7 @@ async def browse_matching(
         QueueNotFound: The queue does not exist.
     """
     stats = await backend.stats(queue)
-    count = {State.READY: stats.ready, State.DELAYED: stats.delayed, State.LEASED: stats.leased}
-    count |= {State.DONE: stats.done, State.FAILED: stats.failed}
-    for part in await backend.parts(queue, state, 1 + count[state] // _PART):
+    for part in await backend.parts(queue, state, 1 + stats.count(state) // _PART):
         async for page in backend.browse(queue, Query(state, part)):
             for begin in range(0, len(page), _BATCH):
                 found = [stored for stored in page[begin : begin + _BATCH] if matching.matches(stored)]

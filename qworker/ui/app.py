@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from starlette._utils import get_route_path
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Match, Route
 
 from qworker.app import Tasks
@@ -25,15 +25,18 @@ from qworker.asgi.interface import (
     Send,
     respond,
 )
-from qworker.errors import InvalidName, QworkerError, UsageError
+from qworker.errors import QworkerError, UsageError
 from qworker.ui.access import Access, Login, Secrets
 from qworker.ui.actions import Actions
+from qworker.ui.api import API, ENDPOINTS, answer_request, describe_api, json_response
+from qworker.ui.api.schemas import Error
 from qworker.ui.assets import ASSET_PATH, serve_asset
 from qworker.ui.confirm import Confirmed
 from qworker.ui.guard import Guard, wants_json
 from qworker.ui.login_page import LoginPage
+from qworker.ui.page_error import PageError, status_of_error
 from qworker.ui.pages import PAGES, Page
-from qworker.ui.pages.source import Forbidden, NoSuchPage, Source, Unreachable
+from qworker.ui.pages.source import Source
 from qworker.ui.paths import root_of
 from qworker.ui.rendering import Renderer
 from qworker.ui.tickets import Signer
@@ -43,6 +46,8 @@ __all__ = ["Authorize", "Dashboard", "below"]
 
 Authorize = Callable[[Request], Access | Awaitable[Access | None] | None]
 
+# The path for probes, which need no login.
+_HEALTH = "/healthz"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -98,7 +103,9 @@ class Dashboard:
         actions = Actions(self._source, guard, signer, self._renderer, self._has_page)
         self._confirmed = Confirmed(self._source, guard, signer, self._renderer)
         pages = [Route(page.path, partial(self._show, page)) for page in PAGES]
-        self._inner = [*pages, *actions.routes, *self._confirmed.routes]
+        api = [Route(f"{API}{one.path}", partial(answer_request, self._source, one)) for one in ENDPOINTS]
+        api.append(Route(f"{API}/openapi.json", describe_api))
+        self._inner = [*pages, *api, *actions.routes, *self._confirmed.routes]
         routes = [*self._inner, Route(ASSET_PATH, serve_asset)]
         self._login_page = None
         if login is not None:
@@ -122,6 +129,10 @@ class Dashboard:
         await self.watch.aclose()
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._login_page is not None and get_route_path(scope) == _HEALTH:
+            # A probe has no login, and names the address of this machine.
+            await PlainTextResponse("ok\n")(scope, receive, send)
+            return
         refusal = page_refusal(scope, self._hosts)
         if refusal is not None:
             await respond(send, *refusal)
@@ -153,14 +164,8 @@ class Dashboard:
         endpoint = cast("Callable[[Request], Awaitable[Response]]", route.endpoint)
         try:
             return await endpoint(request)
-        except NoSuchPage as error:
-            return self._error(request, access, HTTPStatus.NOT_FOUND, str(error))
-        except Forbidden as error:
-            return self._error(request, access, HTTPStatus.FORBIDDEN, str(error))
-        except (UsageError, InvalidName) as error:
-            return self._error(request, access, HTTPStatus.BAD_REQUEST, str(error))
-        except (Unreachable, QworkerError, OSError) as error:
-            return self._error(request, access, HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        except (PageError, QworkerError, OSError) as error:
+            return self._error(request, access, status_of_error(error), str(error))
 
     def _match(self, scope: Scope) -> tuple[Route | None, dict[str, Any]]:
         """Return the route of a request, or one of its path that does not take its method. None: there is neither."""
@@ -188,6 +193,8 @@ class Dashboard:
         return f"user {request.state.access.name}" if cookie is None else cookie
 
     def _refuse(self, request: Request) -> Response:
+        if self._login_page is not None and _is_of_api(request.scope):
+            return json_response(Error("send the header Authorization: Bearer TOKEN"), HTTPStatus.UNAUTHORIZED)
         if self._login_page is not None:
             return self._login_page.refuse(request)
         return Response("Not Found", HTTPStatus.NOT_FOUND)
@@ -210,13 +217,18 @@ class Dashboard:
         # The last numbers are shown, but not as those of now.
         is_stale = page.is_of_queue and content["seen"].problem is not None
         status = HTTPStatus.SERVICE_UNAVAILABLE if is_stale else HTTPStatus.OK
-        return self._renderer.page(request, page.template, content, status=status, is_live=page.is_live)
+        is_live = content.pop("is_live", page.is_live)
+        return self._renderer.page(request, page.template, content, status=status, is_live=is_live)
 
     def _error(self, request: Request, access: Access | None, status: HTTPStatus, text: str) -> Response:
+        if _is_of_api(request.scope) or wants_json(request):
+            return json_response(Error(text), status)
         request.state.access = access
-        if wants_json(request):
-            return JSONResponse({"error": text}, status)
         return self._renderer.page(request, "error.html", {"status": status, "text": text}, status=status)
+
+
+def _is_of_api(scope: Scope) -> bool:
+    return get_route_path(scope).startswith(f"{API}/")
 
 
 def _with_headers(send: Send) -> Send:

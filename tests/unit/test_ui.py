@@ -228,7 +228,14 @@ async def test_texts_from_messages_are_shown_as_text() -> None:
     async with store() as backend, served(backend) as client:
         await fill(backend)
         pages = ["/q/odd", "/q/odd?state=failed", *(f"/m/odd/odd-{number}" for number in range(4))]
-        for path in [*pages, "/?name=%3Cscript%3E", "/q/%3Cscript%3E", "/q/odd?state=%3Cscript%3E"]:
+        pages += ["/workers", "/activity", "/q/odd?text=script", "/q/odd?task=%22%3E%3Cscript%3E"]
+        for path in [
+            *pages,
+            "/?name=%3Cscript%3E",
+            "/activity?queue=%22%3E%3Cscript%3E",
+            "/q/%3Cscript%3E",
+            "/q/odd?state=%3Cscript%3E",
+        ]:
             page = await client.get(path)
             own = re.sub(r'<script src="/static/[0-9a-f]+/[a-z]+\.js" defer></script>', "", page.text)
             assert re.findall(r"<(?:script|img src=x|svg onload|b id|b>bold)", own) == []
