@@ -122,7 +122,7 @@ class _Shop:
                 "A shop with made-up work in a temporary directory. The charts of the time before now are made up, too."
             )
             echo("Ctrl-C ends it and removes the directory.")
-            await serve_ui(self._url, "127.0.0.1", port, tasks=tasks)
+            await serve_ui(self._url, port, tasks)
             return self._judge(workers)
         finally:
             traffic.cancel()

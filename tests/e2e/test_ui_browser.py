@@ -202,7 +202,9 @@ def visits(site: Site) -> list[Visit]:
             if kind_of(path) not in found:
                 visit = visit_page(page, site.url, path)
                 found[kind_of(path)] = visit
-                links = page.eval_on_selector_all("main a, nav a", "(all) => all.map((one) => one.href)")
+                links = page.eval_on_selector_all(
+                    "main a:not([download]), nav a", "(all) => all.map((one) => one.href)"
+                )
                 left += [link.removeprefix(site.url).partition("#")[0] for link in links if not link.endswith("/body")]
     assert len(found) > 12 + len(FAILED)
     return list(found.values())
