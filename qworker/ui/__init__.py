@@ -32,7 +32,6 @@ def dashboard(tasks: Tasks, *, authorize: Authorize | None = None, read_only: bo
     Raises:
         UsageError: A token in the environment is not valid.
     """
-    secrets = Secrets.from_environment()
 
     async def opened() -> Backend:
         return await tasks.backend()
@@ -42,11 +41,9 @@ def dashboard(tasks: Tasks, *, authorize: Authorize | None = None, read_only: bo
 
     return Dashboard(
         Watch(opened, lambda: tasks.url, tasks.clock),
-        login=Login(secrets) if authorize is None else None,
+        login=Login(Secrets.from_environment()) if authorize is None else None,
         authorize=authorize,
         on_link=None if authorize is not None else log_link,
         tasks=tasks,
-        signing=secrets.signing,
         read_only=read_only,
-        clock=tasks.clock,
     )

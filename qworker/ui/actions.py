@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from qworker.app import Tasks
 from qworker.backend import Backend
+from qworker.backend.offers import OffersDue
 from qworker.errors import AlreadyEnqueued, QueueNotFound, QworkerError, UsageError
 from qworker.failures.edit import Arguments, arguments_of, enqueue_edited, read_arguments
 from qworker.failures.groups import finished_message, task_of
@@ -60,6 +61,7 @@ class Actions:
             guard.route("/q/{queue}/pause", self._pause, "pause"),
             guard.route("/q/{queue}/resume", self._resume, "resume"),
             guard.route("/m/{queue}/{id}/requeue", self._requeue, "requeue"),
+            guard.route("/m/{queue}/{id}/run", self._run, "run now"),
             guard.route("/m/{queue}/{id}/cancel", self._cancel, "cancel"),
             guard.route("/m/{queue}/{id}/edit", self._edit, "edit", methods=["GET", "POST"]),
             guard.route("/schedules/{name:path}/pause", self._pause_schedule, "pause schedule"),
@@ -102,6 +104,18 @@ class Actions:
             return Notice(f"Nothing is changed: {_state_of(stored)}.", good=False)
 
         return await self._do(request, "requeue", queue, message_id, requeue)
+
+    async def _run(self, request: Request) -> Response:
+        queue, message_id = message_of(request)
+
+        async def run(backend: Backend) -> Notice:
+            stored = await find_message(backend, queue, message_id)
+            assert isinstance(backend, OffersDue)
+            if stored is not None and await backend.make_due(queue, stored.message.id):
+                return Notice("The message is due now.", link=("m", queue, message_id))
+            return Notice(f"Nothing is changed: {_state_of(stored)}.", good=False)
+
+        return await self._do(request, "run now", queue, message_id, run)
 
     async def _cancel(self, request: Request) -> Response:
         queue, message_id = message_of(request)

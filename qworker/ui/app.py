@@ -25,9 +25,8 @@ from qworker.asgi.interface import (
     Send,
     respond,
 )
-from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QworkerError, UsageError
-from qworker.ui.access import Access, Login
+from qworker.ui.access import Access, Login, Secrets
 from qworker.ui.actions import Actions
 from qworker.ui.api import API, ENDPOINTS, answer_request, describe_api, json_response
 from qworker.ui.api.schemas import Error
@@ -75,12 +74,13 @@ class Dashboard:
         hosts: Names that are served besides those of this machine. None: all.
         on_link: Called with the path and query of a login link when a user without a session opens the login page.
         tasks: The app, which can say more about a message, and checks the arguments of edited calls.
-        signing: What signs the forms of a dashboard without a login. None: a random secret of this process.
         read_only: Whether nothing can be changed.
-        clock: The clock.
+
+    Raises:
+        UsageError: A secret in the environment is not valid.
     """
 
-    def __init__(  # noqa: PLR0913 - each argument is one option of the dashboard
+    def __init__(
         self,
         watch: Watch,
         *,
@@ -89,17 +89,15 @@ class Dashboard:
         hosts: Collection[str] | None = None,
         on_link: Callable[[str], None] | None = None,
         tasks: Tasks | None = None,
-        signing: str | None = None,
         read_only: bool = False,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if (login is None) == (authorize is None):
             raise UsageError("a dashboard needs either a login or authorize=")
         self.watch = watch
-        self._source = Source(watch, clock, tasks)
+        self._source = Source(watch, watch.clock, tasks)
         self._authorize = authorize
         self._hosts = hosts
-        signer = Signer(signing if login is None else login.key)
+        signer = Signer(Secrets.from_environment().signing if login is None else login.key)
         guard = Guard(watch, signer, self._session, has_app=tasks is not None, read_only=read_only)
         self._renderer = Renderer(has_login=login is not None, user_content=guard.content)
         actions = Actions(self._source, guard, signer, self._renderer, self._has_page)

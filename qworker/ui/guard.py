@@ -14,6 +14,7 @@ from starlette.routing import Route
 from qworker.asgi.access import is_bearer
 from qworker.asgi.interface import read_body
 from qworker.backend import Backend
+from qworker.backend.offers import OffersDue
 from qworker.errors import UsageError
 from qworker.failures.edit import RULES as EDIT_RULES
 from qworker.ui.access import Access, Role
@@ -46,6 +47,7 @@ _NEEDS: dict[Action, _Need] = {
     "pause schedule": _OF_SCHEDULES,
     "resume schedule": _OF_SCHEDULES,
     "run schedule": _OF_SCHEDULES,
+    "run now": _need("operator"),
     "cancel": _need("operator", "cancel", "cells"),
     "requeue": _need("operator", "requeue"),
     "requeue many": _need("operator", "requeue"),
@@ -97,7 +99,9 @@ class Guard:
         return frozenset(
             action
             for action, need in self._needs.items()
-            if access.has_role(need.role) and need.rules.isdisjoint(seen.deviations)
+            if access.has_role(need.role)
+            and need.rules.isdisjoint(seen.deviations)
+            and (action != "run now" or seen.has_due)
         )
 
     def route(
@@ -150,6 +154,8 @@ class Guard:
         missing = sorted(need.rules & backend.deviations.keys())
         if missing:
             raise UsageError(f"this store cannot do this: {backend.deviations[missing[0]]}")
+        if action == "run now" and not isinstance(backend, OffersDue):
+            raise UsageError("this store cannot make a delayed message due")
 
 
 def _check_role(access: Access, role: Role) -> None:

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import random
-import time
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import let_pass
 
 # Jobs, each of which is killed until it ends. `make test-soak` has 500 kills.
-JOBS = max(1, int(os.environ.get("QWORKER_TEST_KILLS", "3")) * DEPTH // 3)
+JOBS = max(1, int(os.environ.get("QWORKER_TEST_KILLS", "2")) * DEPTH // 2)
 # Messages of a job, and those that must not be touched.
-MESSAGES = 10_000 if JOBS > 20 else 1_500
+MESSAGES = 10_000 if JOBS > 20 else 1_200
 NEWER = 20
 # The kills of a job, before the run that is left alone.
-KILLS = 3
+KILLS = 2
 SEED = 7
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300 + 60 * JOBS)]
@@ -48,7 +48,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 async def test_a_killed_requeue_is_completed_by_the_same_call(
     url: str, requeue: Callable[..., None], record_property: Callable[[str, Any], None]
 ) -> None:
-    draw, backend, kills, seconds = random.Random(SEED), open_backend(url), 0, 0.5
+    draw, backend, kills = random.Random(SEED), open_backend(url), 0
     for job in range(JOBS):
         wanted = [f"{job}-{number}" for number in range(MESSAGES)]
         await fail(backend, wanted, TASK)
@@ -57,14 +57,13 @@ async def test_a_killed_requeue_is_completed_by_the_same_call(
         newer = [f"{job}-newer-{number}" for number in range(NEWER)]
         await fail(backend, newer, TASK if requeue is by_ticket else "other")
         again: set[str] = set()
-        for _ in range(KILLS):
-            kills += await run(requeue, url, ticket, kill_after=draw.uniform(0, seconds / KILLS))
+        for number in range(KILLS):
+            enough = draw.randint(number * MESSAGES // KILLS, (number + 1) * MESSAGES // KILLS)
+            kills += await run(backend, requeue, url, ticket, kill_at=enough - len(again))
             if requeue is by_ticket:
                 # Some run and fail once more. They are newer then, too.
                 again |= {*await fail_ready(backend, 10)}
-        began = time.monotonic()
-        assert await run(requeue, url, ticket, kill_after=None) == 0
-        seconds = max(seconds, time.monotonic() - began)
+        assert await run(backend, requeue, url, ticket, kill_at=None) == 0
         ready, failed = await ids(backend, State.READY), await ids(backend, State.FAILED)
         assert ready == sorted({*wanted} - again)
         assert failed == sorted([*newer, *again])
@@ -72,7 +71,7 @@ async def test_a_killed_requeue_is_completed_by_the_same_call(
             await backend.remove(QUEUE, Selection(state=state))
     await backend.aclose()
     record_property("kills", kills)
-    assert kills
+    assert kills >= JOBS
 
 
 async def ask(backend: Backend) -> str:
@@ -86,26 +85,21 @@ async def ask(backend: Backend) -> str:
             await let_pass(0.1)
 
 
-async def run(requeue: Callable[..., None], url: str, ticket: str, *, kill_after: float | None) -> int:
-    """Run it, and return whether it was killed."""
+async def run(backend: Backend, requeue: Callable[..., None], url: str, ticket: str, *, kill_at: int | None) -> bool:
+    """Run it, and kill it when so many messages are ready. Return whether it was killed before its end."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([requeue.__module__])
-    begun, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=requeue, args=(url, ticket, theirs))
+    process = context.Process(target=requeue, args=(url, ticket))
     process.start()
-    begun.recv()
-    if kill_after is None:
-        process.join()
-        assert process.exitcode == 0
-    else:
-        await let_pass(kill_after)
+    while kill_at is not None and process.is_alive() and (await backend.stats(QUEUE)).ready < kill_at:
+        await let_pass(0.001)
+    if kill_at is not None:
         process.kill()
-        process.join()
-    killed = process.exitcode != 0
+    process.join()
+    status = process.exitcode
     process.close()
-    begun.close()
-    theirs.close()
-    return killed
+    assert status == 0 or (status == -signal.SIGKILL and kill_at is not None)
+    return status != 0
 
 
 async def fail(backend: Backend, names: list[str], task: str) -> None:

@@ -168,6 +168,32 @@ async def test_an_operator_requeues_and_cancels_a_message(tasks: Tasks) -> None:
     ]
 
 
+async def test_an_operator_runs_a_delayed_message_now(tasks: Tasks) -> None:
+    backend = await tasks.backend()
+    await backend.publish(QUEUE, [Draft(body=call(one), id=one, delay=3600, priority=3) for one in ("a", "b")])
+    await backend.publish(QUEUE, [Draft(body=call("c"), task="send", delay=3600)])
+    (created,) = {*await ids(backend, State.DELAYED)} - {"a", "b"}
+    async with browsing(backend, role="operator") as client:
+        for message_id in ("a", created):
+            page = await client.get(f"/m/{QUEUE}/{message_id}")
+            after = await submit(client, page, f"/m/{QUEUE}/{message_id}/run")
+            assert shown(after) == "The message is due now."
+            await wait_until(lambda: _reaped(backend))
+            (lease,) = await backend.lease(QUEUE, 9, 60.0)
+            assert (lease.message.id, lease.message.tries) == (message_id, 0)
+            # It runs already.
+            assert shown(await submit(client, page, f"/m/{QUEUE}/{message_id}/run")) == (
+                "Nothing is changed: the message is leased."
+            )
+            await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)])
+        assert await ids(backend, State.DELAYED) == ["b"]
+
+
+async def _reaped(backend: Backend) -> bool:
+    await backend.reap(QUEUE)
+    return (await backend.stats(QUEUE)).ready > 0
+
+
 async def test_an_operator_pauses_resumes_and_runs_a_schedule(tasks: Tasks) -> None:
     backend = await tasks.backend()
     await tasks.schedules.put("every/hour", tasks["send"].call("a"), every=3600)
@@ -331,23 +357,25 @@ async def test_a_ticket_is_of_one_user_one_store_and_ten_minutes(
     await fail(backend, ["a"])
     await fail(other, ["a"])
     before = await everything(backend)
-    shared = {"signing": "the-same-secret"}
-    async with browsing(backend, **shared) as client:
+    monkeypatch.setenv("QWORKER_UI_SECRET", "the-same-secret")
+    async with browsing(backend) as client:
         sent = await client.get(f"/q/{QUEUE}/remove", follow_redirects=True)
         form = forms_of(sent)["/actions"].values
         cut = {"ticket": form["ticket"][:-2]}
         for wrong in (cut, {"ticket": ""}, {}):
             assert (await client.post("/actions", data=wrong, headers=OWN)).status_code == 403
-    async with browsing(backend, user="eve", **shared) as client:
+    async with browsing(backend, user="eve") as client:
         assert "another user" in (await client.post("/actions", data=form, headers=OWN)).text
-    async with browsing(backend, role="operator", **shared) as client:
+    async with browsing(backend, role="operator") as client:
         assert "this needs the role admin" in (await client.post("/actions", data=form, headers=OWN)).text
-    async with browsing(other, **shared) as client:
+    async with browsing(other) as client:
         assert "another store" in (await client.post("/actions", data=form, headers=OWN)).text
-    async with browsing(backend) as client:
-        assert (await client.post("/actions", data=form, headers=OWN)).status_code == 403
+    with monkeypatch.context() as patched:
+        patched.setenv("QWORKER_UI_SECRET", "another-secret")
+        async with browsing(backend) as client:
+            assert (await client.post("/actions", data=form, headers=OWN)).status_code == 403
     assert await everything(backend) == before
-    async with browsing(backend, **shared) as client:
+    async with browsing(backend) as client:
         late = time.time() + TICKET_S + 2
         with monkeypatch.context() as patched:
             patched.setattr("itsdangerous.timed.time.time", lambda: late)
@@ -380,6 +408,7 @@ ROUTES: dict[tuple[str, str], tuple[str, Role]] = {
     ("POST", "/q/{queue}/pause"): ("/q/mail/pause", "operator"),
     ("POST", "/q/{queue}/resume"): ("/q/mail/resume", "operator"),
     ("POST", "/m/{queue}/{id}/requeue"): ("/m/mail/a/requeue", "operator"),
+    ("POST", "/m/{queue}/{id}/run"): ("/m/mail/later/run", "operator"),
     ("POST", "/m/{queue}/{id}/cancel"): ("/m/mail/ready/cancel", "operator"),
     ("POST", "/m/{queue}/{id}/edit"): ("/m/mail/a/edit", "admin"),
     ("POST", "/schedules/{name:path}/pause"): ("/schedules/hourly/pause", "operator"),
@@ -419,23 +448,22 @@ async def test_the_table_has_every_route_that_changes_something(memory: Tasks) -
 
 
 @pytest.fixture
-def quiet() -> Iterator[None]:
-    """The log of actions is not printed."""
-    with structlog.testing.capture_logs():
-        yield
+def shared_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one dashboard has signed is valid in another one."""
+    monkeypatch.setenv("QWORKER_UI_SECRET", "the-same-secret")
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.usefixtures("quiet")
+@pytest.mark.usefixtures("shared_secret")
 async def test_a_request_that_is_refused_changes_nothing(memory: Tasks, role: Role) -> None:
     backend = await memory.backend()
     await fail(backend, ["a"])
-    await backend.publish(QUEUE, [Draft(body=call("ready"), id="ready")])
+    await backend.publish(QUEUE, [Draft(body=call("ready"), id="ready"), Draft(body=b"", id="later", delay=3600)])
     await memory.schedules.put("hourly", memory["send"].call("a"), every=3600)
     before = await everything(backend), await memory.schedules.list()
-    async with browsing(backend, role=role, hosts=(), tasks=memory, signing="the-same-secret") as client:
+    async with browsing(backend, role=role, hosts=(), tasks=memory) as client:
         page = await client.get("/")
-        async with browsing(backend, tasks=memory, signing="the-same-secret") as admin:
+        async with browsing(backend, tasks=memory) as admin:
             ticket = forms_of(await admin.get(f"/q/{QUEUE}/remove", follow_redirects=True))["/actions"].values
             (token,) = {form.values["token"] for form in forms_of(await admin.get(f"/q/{QUEUE}")).values()}
         form = {"token": token, **ticket, "arguments": '{"args": ["b"]}'}
@@ -462,15 +490,15 @@ async def test_a_request_that_is_refused_changes_nothing(memory: Tasks, role: Ro
     assert (await everything(backend), await memory.schedules.list()) == before
 
 
-@pytest.mark.usefixtures("quiet")
+@pytest.mark.usefixtures("shared_secret")
 async def test_a_read_only_dashboard_shows_no_action_and_refuses_each(memory: Tasks) -> None:
     backend = await memory.backend()
     await fail(backend, ["a"])
     await memory.schedules.put("hourly", memory["send"].call("a"), every=3600)
     before = await everything(backend)
-    async with browsing(backend, tasks=memory, signing="the-same-secret") as admin:
+    async with browsing(backend, tasks=memory) as admin:
         (token,) = {form.values["token"] for form in forms_of(await admin.get(f"/q/{QUEUE}")).values()}
-    async with browsing(backend, tasks=memory, signing="the-same-secret", read_only=True) as client:
+    async with browsing(backend, tasks=memory, read_only=True) as client:
         for path in (f"/q/{QUEUE}?state=failed", f"/m/{QUEUE}/a", "/schedules"):
             page = await client.get(path)
             assert forms_of(page) == {}
