@@ -100,7 +100,7 @@ class Looks:
         return kept.look  # type: ignore[return-value]
 
     def expire(self) -> None:
-        """Make the next look of each kind read anew: somebody has changed the store."""
+        """Make the next look of each kind read again, because the store was changed."""
         for kept in self._kept.values():
             kept.due = float("-inf")
 
