@@ -27,7 +27,7 @@ class ErrorCount(msgspec.Struct, frozen=True, kw_only=True):
         queue: The queue.
         task: The task's name. None: raw messages, or the error has many tasks.
         error: The error in one line, without what differs between messages. Empty: further errors.
-        failed: Messages that have failed for good.
+        failed: Messages that have failed permanently.
         retried: Attempts that failed and are repeated.
     """
 

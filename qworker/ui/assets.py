@@ -1,4 +1,4 @@
-"""The files that pages load. Their names in URLs have a digest, so that browsers keep them for ever."""
+"""The files that pages load. Their names in URLs have a digest, so that browsers keep them without a limit."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class LoginPage:
         self._log = structlog.get_logger("qworker.ui")
 
     def access(self, request: Request) -> Access | None:
-        """Return what the user of a request may do. None: nobody is logged in."""
+        """Return what the user of a request may do. None: the user is not logged in."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self._login.use_token(request.scope, token.strip())
