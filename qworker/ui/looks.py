@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
@@ -64,7 +65,13 @@ class Looks:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
     async def look(
-        self, key: Hashable, read: Callable[[], Awaitable[T]], every: float | None = None, basis: object = None
+        self,
+        key: Hashable,
+        read: Callable[[], Awaitable[T]],
+        every: float | None = None,
+        *,
+        most: float = math.inf,
+        basis: object = None,
     ) -> Look[T]:
         """Return the last result of a read. If it is old, start another read and do not wait for it.
 
@@ -74,6 +81,7 @@ class Looks:
             key: What is read.
             read: The function that reads.
             every: Seconds between two reads, if it is not that of all.
+            most: Seconds between two reads at most, for one that is expensive only the first time.
             basis: Something that is another object after each change of what is read. While it is the same, nothing is
                 read. None: what is read may have changed.
         """
@@ -84,7 +92,7 @@ class Looks:
             kept.look = msgspec.structs.replace(kept.look, at=self._clock.time())
         elif kept.task is None and self._clock.monotonic() >= kept.due:
             kept.basis = basis
-            kept.task = asyncio.create_task(self._read(kept, read, self._every if every is None else every))
+            kept.task = asyncio.create_task(self._read(kept, read, self._every if every is None else every, most))
         if kept.task is not None:
             # What is cheap is fresh. What is expensive is shown as it was.
             await asyncio.wait([kept.task], timeout=_PATIENCE_S if kept.look.at is None else 0.05)
@@ -100,7 +108,7 @@ class Looks:
             await asyncio.wait(running)
         self._kept.clear()
 
-    async def _read(self, kept: _Kept, read: Callable[[], Awaitable[object]], every: float) -> None:
+    async def _read(self, kept: _Kept, read: Callable[[], Awaitable[object]], every: float, most: float) -> None:
         began, at = self._clock.monotonic(), self._clock.time()
         try:
             kept.look = Look(at, await read())
@@ -111,7 +119,7 @@ class Looks:
             kept.look = Look(kept.look.at or at, kept.look.value, describe_problem(error))
         finally:
             now = self._clock.monotonic()
-            kept.due = began + max(every, (now - began) / _SHARE)
+            kept.due = began + max(every, min(most, (now - began) / _SHARE))
             kept.task = None
 
     def _forget(self) -> None:

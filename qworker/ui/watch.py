@@ -29,6 +29,8 @@ _IDLE_S = 60.0
 _SILENT_S = 2.0
 # Seconds between two reads of past samples, which are 10 s apart.
 _PAST_S = 10.0
+# Seconds between two refreshes of an index of failures at most.
+_INDEXED_S = 60.0
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +131,8 @@ class Watch:
                 self._indexes[queue] = FailureIndex(await self._open_store(), queue)
             return await self._indexes[queue].refresh()
 
-        return await self.looks.look(("failures", queue), refresh)
+        # The first refresh reads all messages, and the next ones what is new.
+        return await self.looks.look(("failures", queue), refresh, most=_INDEXED_S)
 
     async def newest_of(self, queue: str, key: str) -> Look[list[StoredMessage]]:
         """Return the newest messages of a group of failures that `failures` has found, the last one first."""

@@ -141,20 +141,29 @@ async def _view_all(given: dict[str, Any]) -> None:
 
 async def _viewer(port: int, headers: dict[str, str], path: str, start: float, looked: asyncio.Barrier) -> None:
     await asyncio.sleep(2 * start)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     lines = [f"GET {path} HTTP/1.1", "host: 127.0.0.1", "x-qworker-fragment: 1"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     tag, first = "", True
     while True:
-        known = [f"if-none-match: {tag}"] if tag else []
-        writer.write("\r\n".join([*lines, *known, "", ""]).encode())
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        if not head.startswith(("HTTP/1.1 200", "HTTP/1.1 304")):
-            raise RuntimeError(head)
-        found = {name.lower(): value for name, _, value in (line.partition(": ") for line in head.split("\r\n"))}
-        await reader.readexactly(int(found.get("content-length", 0)))
-        tag = found["etag"]
-        if first:
-            first = False
-            await looked.wait()
-        await asyncio.sleep(2.0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            while True:
+                tag = await _fetch(reader, writer, [*lines, *([f"if-none-match: {tag}"] if tag else [])])
+                if first:
+                    first = False
+                    await looked.wait()
+                await asyncio.sleep(2.0)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            # The server closes a connection that is idle for too long. A browser connects again.
+            writer.close()
+
+
+async def _fetch(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lines: list[str]) -> str:
+    """Fetch what has changed, and return its tag."""
+    writer.write("\r\n".join([*lines, "", ""]).encode())
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    if not head.startswith(("HTTP/1.1 200", "HTTP/1.1 304")):
+        raise RuntimeError(head)
+    found = {name.lower(): value for name, _, value in (line.partition(": ") for line in head.split("\r\n"))}
+    await reader.readexactly(int(found.get("content-length", 0)))
+    return found["etag"]
