@@ -16,6 +16,7 @@ Every arrow is one atomic step of the store. If the message is leased, the step 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal, Self, cast
@@ -371,6 +372,22 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return the fields for JSON, with the body in base64 and the word of the state."""
         return {**msgspec.to_builtins(self), "state": self.state.word}
 
+    def to_text_json(self) -> dict[str, Any]:
+        """Return the fields for JSON that people read. If the body is not text, `body_base64` is in place of `body`."""
+        message = self.message
+        data: dict[str, Any] = {"id": message.id, "queue": message.queue, "state": self.state.word}
+        data |= {"tries": message.tries, "enqueued_at": message.enqueued_at, "priority": message.priority}
+        data |= {"unique_key": message.unique_key, "argv": list(message.argv)}
+        data["original_id"] = message.original_id
+        data["fields"] = dict(message.fields) if message.fields is not None else None
+        data |= {"due_at": self.due_at, "expires_at": self.expires_at, "finished_at": self.finished_at}
+        data |= {"holder": self.holder, "error": self.error, "position": self.position}
+        try:
+            data["body"] = message.body.decode()
+        except UnicodeDecodeError:
+            data["body_base64"] = base64.b64encode(message.body).decode()
+        return data
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StoredMessage:
         """Return the message from the result of `to_json`.
@@ -522,3 +539,8 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     blocked: int = 0
     retention: Mapping[str, str] = {}
     problem: str | None = None
+
+    def count(self, state: State) -> int:
+        """Return the number of messages in a state."""
+        counts = {State.READY: self.ready, State.DELAYED: self.delayed, State.LEASED: self.leased}
+        return (counts | {State.DONE: self.done, State.FAILED: self.failed})[state]

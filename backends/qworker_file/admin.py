@@ -31,7 +31,7 @@ from qworker_file.report_holds import ReportHolds
 from qworker_file.store import Store
 from qworker_file.taken_keys import taken_key
 
-__all__ = ["delete_queue", "pause", "remove", "requeue", "resume"]
+__all__ = ["delete_queue", "make_due", "pause", "remove", "requeue", "resume"]
 
 # Names changed between two turns of the loop; about 2 ms of work.
 _SLICE = 100
@@ -80,6 +80,29 @@ async def requeue(store: Store, browser: FileBrowser, selection: Selection) -> i
     if refused is not None:
         raise refused
     return len(moved) + len(delayed)
+
+
+async def make_due(store: Store, browser: FileBrowser, message_id: str) -> bool:
+    """Make a delayed message due now, and return whether it was delayed.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    queue, files = browser.queue, browser.files
+    due_ms = int(store.clock.time() * 1000)
+    for file in await browser.select(Selection(ids=[message_id]), State.DELAYED):
+        place = Place("delay", delay_name(file.item, due_ms))
+        try:
+            record_move(files, file.item, place, Place("delay", file.name))
+            rename_file(file.name, place.name, files.delay, files.delay)
+        except FileNotFoundError:
+            # It was due at this moment.
+            return False
+        await store.commit({files.delay})
+        queue.added([], [place.name], returned=True)
+        store.notify(queue)
+        return True
+    return False
 
 
 async def remove(store: Store, browser: FileBrowser, selection: Selection) -> int:

@@ -302,6 +302,11 @@ class FileBackend(Backend):
         with store_errors(f"read {queue!r}"), self._stores.require_queue(queue).files as files:
             return await held_until(files, message_id, self._clock.time())
 
+    async def make_due(self, queue: str, message_id: str) -> bool:
+        """Make a delayed message due now."""
+        with store_errors(f"change {queue!r}"), (browser := self._browser(queue)).files:
+            return await admin.make_due(self._stores.open(), browser, message_id)
+
     async def key_holder(self, queue: str, key: str) -> str | None:
         """Return the id of the message that has a key of the queue."""
         with store_errors(f"read {queue!r}"), self._stores.require_queue(queue).files as files:

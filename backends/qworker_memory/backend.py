@@ -279,6 +279,17 @@ class MemoryBackend(Backend):
             end = max(content.holds.get(message_id, 0.0), 0.0 if entry is None else entry.held_until)
         return end if end > now else None
 
+    async def make_due(self, queue: str, message_id: str) -> bool:
+        """Make a delayed message due now."""
+        with self._store.lock:
+            content = self._require(queue)
+            entry = content.entries.get(message_id)
+            if entry is None or entry.state is not State.DELAYED:
+                return False
+            content.put(entry, State.DELAYED, self._clock.time())
+        self._store.wake(queue)
+        return True
+
     async def key_holder(self, queue: str, key: str) -> str | None:
         """Return the id of the message that has a key of the queue."""
         with self._store.lock:

@@ -35,6 +35,7 @@ from qworker_redis.admin import (
     delete_queue,
     discard_call,
     free_report_holds,
+    make_due,
     read_rows,
     read_stats,
     remove,
@@ -272,6 +273,10 @@ class RedisBackend(Backend):
     async def held_until(self, queue: str, message_id: str) -> float | None:
         """Return the end of the hold of an id."""
         return await held_until(self._pool, check_queue(queue), message_id)
+
+    async def make_due(self, queue: str, message_id: str) -> bool:
+        """Make a delayed message due now."""
+        return await make_due(self._pool, check_queue(queue), message_id)
 
     async def key_holder(self, queue: str, key: str) -> str | None:
         """Return the id of the message that has a key of the queue."""

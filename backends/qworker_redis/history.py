@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -16,7 +16,7 @@ import structlog
 from qworker import log_events as events
 from qworker.clock import Clock
 from qworker.errors import BackendError, BackendUnavailable
-from qworker.history.batch import EventBatch, decode_batch, encode_batch
+from qworker.history.batch import EventBatch, decode_batch, decode_with, encode_batch
 from qworker.history.event import Event
 from qworker.history.store import HistoryOptions, HistoryStore, parse_position, sort_by_time
 from qworker.names import check_existing_queue, printable
@@ -195,12 +195,21 @@ class RedisHistory(HistoryStore):
                 after = _position(own, _ALL)
         return found, after
 
+    async def read_back(
+        self, log: str, before: str | None, limit: int, needles: Collection[bytes] = ()
+    ) -> tuple[list[EventBatch], str | None]:
+        """Read the entries of a queue's stream from the last one on, without decoding those without the needles."""
+        end = "+"
+        if before is not None:
+            place, given = _parsed(before)
+            end = f"{'' if given == _ALL else '('}{place[0]}-{place[1]}"
+        entries = await self._last_entries(log, end, limit)
+        batches = decode_with([payload for _, payload in entries], needles)
+        return batches, _position(entries[-1][0], 0) if len(entries) == limit else None
+
     async def last_position(self, log: str) -> str | None:
         """Read the stream's last entry only."""
-        key = queue_key(check_existing_queue(log), "history")
-        await self._flush()
-        reply = await self._pool.command(queue_slot(log), "XREVRANGE", key, "+", "-", "COUNT", 1)
-        last = _entries_in(reply)
+        last = await self._last_entries(log, "+", 1)
         return _position(last[0][0], _ALL) if last else None
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
@@ -222,6 +231,12 @@ class RedisHistory(HistoryStore):
         key = queue_key(check_existing_queue(queue), "history")
         reply = await self._pool.command(queue_slot(queue), "XRANGE", key, start, "+", "COUNT", _ENTRIES)
         return _entries_in(reply)
+
+    async def _last_entries(self, queue: str, end: str, limit: int) -> list[tuple[tuple[int, int], bytes]]:
+        """Read the last entries of a stream up to an id, the newest first."""
+        key = queue_key(check_existing_queue(queue), "history")
+        await self._flush()
+        return _entries_in(await self._pool.command(queue_slot(queue), "XREVRANGE", key, end, "-", "COUNT", limit))
 
     async def delete_before(self, log: str, position: str) -> None:
         """Trim the stream."""

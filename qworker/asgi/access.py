@@ -21,6 +21,7 @@ __all__ = [
     "Refusal",
     "check_secret",
     "check_token",
+    "is_bearer",
     "page_refusal",
     "read_token",
     "require_token_if_public",
@@ -136,7 +137,7 @@ def page_refusal(scope: Scope, hosts: Collection[str] | None) -> Refusal | None:
     """Return the response to a browser that was sent here by a foreign page, or None for any other client.
 
     A page of another site can open a page here, but cannot read it. So only its changes are refused. A browser names
-    the page's site in a header that no page can set.
+    the page's site in a header that no page can set. A client with a bearer token is not such a page.
 
     Args:
         scope: The request.
@@ -147,7 +148,13 @@ def page_refusal(scope: Scope, hosts: Collection[str] | None) -> Refusal | None:
         name = _host_name(host)
         if not is_loopback(name) and name not in hosts:
             return _FOREIGN_NAME
-    return None if scope["method"] in _READS or _is_same_origin(scope, host) else _FOREIGN_FORM
+    is_own = scope["method"] in _READS or is_bearer(scope) or _is_same_origin(scope, host)
+    return None if is_own else _FOREIGN_FORM
+
+
+def is_bearer(scope: Scope) -> bool:
+    """Return whether a request has a bearer token. A page cannot send one to another site without its permission."""
+    return (get_header(scope, b"authorization") or b"").partition(b" ")[0].lower() == b"bearer"
 
 
 def _is_same_origin(scope: Scope, host: bytes | None) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -14,8 +16,9 @@ import uvicorn
 from qworker.asgi.interface import ASGIApp
 from qworker.asgi.limits import LimitedProtocol
 from qworker.errors import BackendUnavailable, UsageError
+from qworker.names import printable
 
-__all__ = ["Server", "ServerThread", "bind"]
+__all__ = ["Server", "ServerThread", "bind", "bind_unix"]
 
 # Seconds that running requests get after the first signal.
 _GRACE_S = 30
@@ -46,6 +49,39 @@ def bind(host: str, port: int) -> socket.socket:
         raise BackendUnavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
+
+
+def bind_unix(path: str) -> socket.socket:
+    """Return a listening Unix socket that only this user can connect to. A socket that nothing serves is replaced.
+
+    Raises:
+        BackendUnavailable: The path cannot be used, or another process serves it.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        _remove_unserved(path)
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise BackendUnavailable(f"cannot listen on {printable(path)}: {error.strerror or error}") from error
+    finally:
+        os.umask(mask)
+    listener.setblocking(False)
+    return listener
+
+
+def _remove_unserved(path: str) -> None:
+    """Remove the socket of a process that has ended. Any other file stays."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        try:
+            other.connect(path)
+        except ConnectionRefusedError:
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
 
 
 class Server(uvicorn.Server):

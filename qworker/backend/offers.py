@@ -4,7 +4,8 @@
 `describe_file_system` names the file system of a directory in the first line of `qworker run`. `open_scan` is the
 protocol's own source of messages for `qworker scan`. `follower` reads a store that is a log, for Spark's streams.
 `count_too_large` counts the messages that a store delays because of their size. `glance` is what `explain` needs of a
-queue, for a store in which `stats` takes as long as the queue is deep. `held_until` reads a hold. `queues_with_cells`
+queue, for a store in which `stats` takes as long as the queue is deep. `held_until` reads a hold. `make_due` lets a
+delayed message run at once. `queues_with_cells`
 finds out of many queues those that may have cells. `time` is the time of the store. `heads` lists finished messages
 without their bodies, for the archive. `count` and `count_version` are for samplers, in a store in which `stats` takes
 as long as the queue is deep, and `samples` is where past samples are stored. Import modules that only such a method
@@ -34,6 +35,7 @@ __all__ = [
     "OffersCount",
     "OffersDeviations",
     "OffersDoctor",
+    "OffersDue",
     "OffersFileSystem",
     "OffersFollower",
     "OffersGlance",
@@ -238,6 +240,22 @@ class OffersHolds(Protocol):
 
     async def held_until(self, queue: str, message_id: str) -> float | None:
         """Return the Unix seconds until which a hold keeps an id taken. None: there is no hold, or it has ended.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+        ...
+
+
+@runtime_checkable
+class OffersDue(Protocol):
+    """A backend in which a delayed message can be made due before its time."""
+
+    async def make_due(self, queue: str, message_id: str) -> bool:
+        """Make a delayed message due now, in one atomic step. Nothing else of it changes.
+
+        Returns:
+            Whether it was delayed. A message in another state is not changed.
 
         Raises:
             QueueNotFound: The queue does not exist.

@@ -9,7 +9,7 @@ import msgspec
 
 from qworker.cli.filters import filter_options, states_of
 from qworker.cli.options import URLCommand, backend_from_url, json_option, limit_option, run, state_option
-from qworker.cli.output import echo, format_seconds, format_time, preview_body, print_json, print_table, to_json_data
+from qworker.cli.output import echo, format_seconds, format_time, preview_body, print_json, print_table
 from qworker.errors import UsageError
 from qworker.failures.bulk import list_matching
 from qworker.failures.message_filter import MessageFilter
@@ -61,7 +61,7 @@ def command(
     queries = [Query(each, after=after, limit=limit, newest=newest) for each in states_of(state, matching)]
     found = run(_browse(url, queue, queries, matching))
     if json:
-        print_json([to_json_data(stored) for stored in found])
+        print_json([stored.to_text_json() for stored in found])
     elif found:
         _show(found)
     elif matching.is_empty:

@@ -8,7 +8,7 @@ from qworker.app import Tasks
 from qworker.cli.app_loader import import_tasks, load_app
 from qworker.cli.history import event_line
 from qworker.cli.options import URLCommand, backend_from_url, json_option, run
-from qworker.cli.output import echo, print_json, to_json_data
+from qworker.cli.output import echo, print_json
 from qworker.names import check_existing_queue
 from qworker.tools.explain import Explanation, explain
 
@@ -43,7 +43,7 @@ def command(url: str, queue: str, id: str, app: str | None, full: bool, json: bo
         import_tasks(tasks)
     found = run(_explain(url, queue, id, tasks))
     if json:
-        message = None if found.stored is None else to_json_data(found.stored)
+        message = None if found.stored is None else found.stored.to_text_json()
         reasons = [{"code": reason.code, "text": reason.text} for reason in found.reasons]
         about = {"id": found.id, "queue": found.queue, "state": found.state, "reasons": reasons, "message": message}
         print_json({**about, "error": found.error, "history": found.history})

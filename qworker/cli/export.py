@@ -6,7 +6,7 @@ import click
 
 from qworker.cli.filters import filter_options, states_of
 from qworker.cli.options import URLCommand, backend_from_url, run, state_option
-from qworker.cli.output import echo, print_json, to_json_data
+from qworker.cli.output import echo, print_json
 from qworker.failures.bulk import browse_matching
 from qworker.failures.message_filter import MessageFilter
 from qworker.message import State
@@ -42,5 +42,5 @@ async def _export(url: str, queue: str, states: list[State], matching: MessageFi
             async for found in browse_matching(backend, queue, state, matching):
                 count += len(found)
                 for stored in found:
-                    print_json(to_json_data(stored))
+                    print_json(stored.to_text_json())
     return count

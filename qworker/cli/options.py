@@ -37,6 +37,7 @@ __all__ = [
     "json_option",
     "keep_paragraphs",
     "limit_option",
+    "listen_options",
     "load_command",
     "moment_type",
     "positive_number",
@@ -254,6 +255,26 @@ def limit_option(help_text: str) -> Callable[[F], F]:
     return click.option(
         "-n", "--limit", type=click.IntRange(1), metavar="N", default=20, show_default=True, help=help_text
     )
+
+
+def listen_options(port: int) -> Callable[[F], F]:
+    """Add the options `--host` and `--port` of a server. By default, it listens on this port of this machine only."""
+
+    def add(function: F) -> F:
+        host = click.option(
+            "--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on."
+        )
+        number = click.option(
+            "--port",
+            metavar="PORT",
+            type=int,
+            default=port,
+            show_default=True,
+            help="Port to listen on. 0: a free port.",
+        )
+        return host(number(function))
+
+    return add
 
 
 def item_limit_options(function: F) -> F:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -20,7 +19,6 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.errors import QworkerError, UsageError
-from qworker.message import StoredMessage
 from qworker.names import printable
 from qworker.streams import ERROR_STREAM, flush_output, silence_stdout
 from qworker.url import mask
@@ -38,7 +36,6 @@ __all__ = [
     "print_table",
     "reporting",
     "say_where",
-    "to_json_data",
 ]
 
 # The smallest width of a column of texts, in columns of the terminal.
@@ -225,23 +222,6 @@ def preview_body(body: bytes, width: int = 60) -> str:
     """Return the beginning of a body on one line."""
     text = printable(body[: 4 * width].decode(errors="replace").rstrip())
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def to_json_data(stored: StoredMessage) -> dict[str, Any]:
-    """Return a stored message for JSON. A body that is not text is in `body_base64` instead of `body`."""
-    message = stored.message
-    data: dict[str, Any] = {"id": message.id, "queue": message.queue, "state": stored.state.word}
-    data |= {"tries": message.tries, "enqueued_at": message.enqueued_at, "priority": message.priority}
-    data |= {"unique_key": message.unique_key, "argv": list(message.argv)}
-    data["original_id"] = message.original_id
-    data["fields"] = dict(message.fields) if message.fields is not None else None
-    data |= {"due_at": stored.due_at, "expires_at": stored.expires_at, "finished_at": stored.finished_at}
-    data |= {"holder": stored.holder, "error": stored.error, "position": stored.position}
-    try:
-        data["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        data["body_base64"] = base64.b64encode(message.body).decode()
-    return data
 
 
 def has_escapes(stream: TextIO) -> bool:

@@ -11,7 +11,7 @@ import structlog
 
 from qworker import logs
 from qworker.backend.registry import open_backend
-from qworker.cli.options import URLCommand, duration_type, positive_number, size_type
+from qworker.cli.options import URLCommand, duration_type, listen_options, positive_number, size_type
 from qworker.cli.ui import import_ui, mount_dashboard
 from qworker.errors import InvalidURL
 from qworker.extras import not_installed
@@ -25,10 +25,7 @@ log = structlog.get_logger()
 
 @click.command("serve", cls=URLCommand)
 @click.argument("url")
-@click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", metavar="PORT", type=int, default=8080, show_default=True, help="Port to listen on. 0: a free port."
-)
+@listen_options(8080)
 @click.option(
     "--visibility-timeout",
     type=duration_type(least=0.001),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import msgspec
 
@@ -21,15 +21,18 @@ from qworker.failures.groups import GroupCounts, GroupedFailures, finished_messa
 from qworker.failures.message_filter import MessageFilter
 from qworker.jobs.cancel import finish_all_cancels
 from qworker.jobs.source import JobSource
-from qworker.message import Query, Selection, State, StoredMessage
+from qworker.message import FinishedMessage, Query, Selection, State, StoredMessage
 
 __all__ = [
+    "Batch",
     "Requeued",
     "browse_matching",
     "count_groups",
     "count_matching",
     "list_matching",
+    "remove_in_batches",
     "remove_matching",
+    "requeue_in_batches",
     "requeue_matching",
     "until_now",
 ]
@@ -55,6 +58,22 @@ class Requeued(msgspec.Struct, frozen=True):
     left_out: Mapping[str, int] = {}
 
 
+class Batch(msgspec.Struct, frozen=True):
+    """What was done with some of the messages that match.
+
+    Attributes:
+        changed: Number of messages that were requeued or deleted.
+        unchanged: Number of messages that were found, but had changed before they could be, or were refused.
+        left_out: See `Requeued`.
+        refused: Another message has the unique key of one of them.
+    """
+
+    changed: int
+    unchanged: int = 0
+    left_out: Mapping[str, int] = {}
+    refused: AlreadyEnqueued | None = None
+
+
 async def browse_matching(
     backend: Backend, queue: str, state: State, matching: MessageFilter
 ) -> AsyncGenerator[list[StoredMessage]]:
@@ -64,9 +83,7 @@ async def browse_matching(
         QueueNotFound: The queue does not exist.
     """
     stats = await backend.stats(queue)
-    count = {State.READY: stats.ready, State.DELAYED: stats.delayed, State.LEASED: stats.leased}
-    count |= {State.DONE: stats.done, State.FAILED: stats.failed}
-    for part in await backend.parts(queue, state, 1 + count[state] // _PART):
+    for part in await backend.parts(queue, state, 1 + stats.count(state) // _PART):
         async for page in backend.browse(queue, Query(state, part)):
             for begin in range(0, len(page), _BATCH):
                 found = [stored for stored in page[begin : begin + _BATCH] if matching.matches(stored)]
@@ -148,23 +165,47 @@ async def requeue_matching(
         NotSupported: The store cannot requeue messages.
         AlreadyEnqueued: Another message has the unique key of one of them. All others are ready.
     """
-    if not dry_run:
-        await finish_all_cancels(backend, source, queue)
     count = 0
     refused: AlreadyEnqueued | None = None
     left_out: Counter[str] = Counter()
-    left_codes = frozenset[str]() if matching.codes or matching.groups else _LEFT_OUT
-    async for found in browse_matching(backend, queue, State.FAILED, await until_now(backend, queue, matching)):
-        codes = [code_of(stored.error) for stored in found]
-        left_out.update(code for code in codes if code in left_codes)
-        chosen = [finished_message(stored) for stored, code in zip(found, codes, strict=True) if code not in left_codes]
-        try:
-            count += len(chosen) if dry_run else await backend.requeue(queue, Selection(unchanged=chosen))
-        except AlreadyEnqueued as error:
-            refused = refused or error
+    async for batch in requeue_in_batches(backend, source, queue, matching, dry_run=dry_run):
+        count += batch.changed
+        refused = refused or batch.refused
+        left_out.update(batch.left_out)
     if refused is not None:
         raise refused
     return Requeued(count, left_out)
+
+
+async def requeue_in_batches(
+    backend: Backend, source: JobSource, queue: str, matching: MessageFilter, *, dry_run: bool = False
+) -> AsyncGenerator[Batch]:
+    """Do the same, and yield after each batch. A caller that stops there has requeued the batches so far.
+
+    Raises:
+        QueueNotFound: The queue does not exist.
+        NotSupported: The store cannot requeue messages.
+    """
+    if not dry_run:
+        await finish_all_cancels(backend, source, queue)
+    left_codes = frozenset[str]() if matching.codes or matching.groups else _LEFT_OUT
+    async for found in browse_matching(backend, queue, State.FAILED, await until_now(backend, queue, matching)):
+        codes = [code_of(stored.error) for stored in found]
+        left_out = Counter(code for code in codes if code in left_codes)
+        chosen = [finished_message(stored) for stored, code in zip(found, codes, strict=True) if code not in left_codes]
+        if dry_run:
+            yield Batch(len(chosen), 0, left_out)
+            continue
+        try:
+            changed, refused = await backend.requeue(queue, Selection(unchanged=chosen)), None
+        except AlreadyEnqueued as error:
+            changed, refused = len(chosen) - await _count_unchanged(backend, queue, chosen), error
+        yield Batch(changed, len(chosen) - changed, left_out, refused)
+
+
+async def _count_unchanged(backend: Backend, queue: str, chosen: Sequence[FinishedMessage]) -> int:
+    stored = {one.message.id: one for one in await backend.find(queue, [one.id for one in chosen])}
+    return sum(one.matches(stored.get(one.id)) for one in chosen)
 
 
 async def remove_matching(backend: Backend, queue: str, matching: MessageFilter) -> int:
@@ -174,7 +215,16 @@ async def remove_matching(backend: Backend, queue: str, matching: MessageFilter)
         QueueNotFound: The queue does not exist.
         NotSupported: The store cannot remove messages.
     """
-    count = 0
+    return sum([batch.changed async for batch in remove_in_batches(backend, queue, matching)])
+
+
+async def remove_in_batches(backend: Backend, queue: str, matching: MessageFilter) -> AsyncGenerator[Batch]:
+    """Do the same, and yield after each batch. A caller that stops there has deleted the batches so far.
+
+    Raises:
+        QueueNotFound: The queue does not exist.
+        NotSupported: The store cannot remove messages.
+    """
     async for found in browse_matching(backend, queue, State.FAILED, await until_now(backend, queue, matching)):
-        count += await backend.remove(queue, Selection(unchanged=[finished_message(stored) for stored in found]))
-    return count
+        changed = await backend.remove(queue, Selection(unchanged=[finished_message(stored) for stored in found]))
+        yield Batch(changed, len(found) - changed)

@@ -7,7 +7,7 @@ finish. Such a record also states when they were leased and published (`begins`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, groupby, repeat
 from typing import TypeVar, cast
 
@@ -15,7 +15,7 @@ import msgspec
 
 from qworker.history.event import Event, Kind
 
-__all__ = ["EventBatch", "decode_batch", "encode_batch", "to_batches"]
+__all__ = ["EventBatch", "decode_batch", "decode_with", "encode_batch", "to_batches"]
 
 T = TypeVar("T")
 
@@ -60,6 +60,11 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     text: str | list[str | None] | None = None
     begins: bool = False
     leased_at: float | list[float | None] | None = None
+
+    @property
+    def last_at(self) -> float:
+        """When the last of the transitions happened."""
+        return max(self.at, default=0.0) if isinstance(self.at, list) else self.at
 
     def events(self) -> list[Event]:
         """Return the transitions. Those of one message are in order."""
@@ -212,3 +217,9 @@ def decode_batch(payload: bytes) -> EventBatch | None:
         return _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def decode_with(payloads: Sequence[bytes], needles: Collection[bytes]) -> list[EventBatch]:
+    """Decode the records that contain all needles, and the last one."""
+    chosen = [one for one in payloads[:-1] if all(needle in one for needle in needles)]
+    return [batch for one in (*chosen, *payloads[-1:]) if (batch := decode_batch(one)) is not None]

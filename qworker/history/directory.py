@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import structlog
@@ -198,9 +198,19 @@ class DirectoryHistory(HistoryStore):
         """Read records of a log as they are stored."""
         return await self._reader.read_batches(log, after, limit)
 
+    async def read_back(
+        self, log: str, before: str | None, limit: int, needles: Collection[bytes] = ()
+    ) -> tuple[list[EventBatch], str | None]:
+        """Read a log backwards, without decoding records that do not contain the needles."""
+        return await self._reader.read_back(log, before, limit, needles)
+
     async def last_position(self, log: str) -> str | None:
         """Read the log's write position, and no records."""
         return await self._reader.last_position(log)
+
+    async def last_written(self, log: str) -> float | None:
+        """Return when a writer has last moved the log's write position."""
+        return await self._reader.last_written(log)
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """Search the logs, without decoding records that do not contain the id."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 
 import msgspec
 
 from qworker.clock import Clock
-from qworker.history.batch import EventBatch, decode_batch
+from qworker.history.batch import EventBatch, decode_batch, decode_with
 from qworker.history.event import Event
 from qworker.history.log_writer import is_dead
 from qworker.history.retention import remove_log
 from qworker.history.store import parse_position, sort_by_time
 from qworker.kit.files import try_unlink
 from qworker.kit.opening import open_directory, open_regular
-from qworker.kit.segments.format import position, segment_name, split
+from qworker.kit.segments.format import HEADER_SIZE, position, segment_name, split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import StateFile
 from qworker.kit.store_errors import store_errors
@@ -27,6 +28,10 @@ __all__ = ["LogReader"]
 
 # Records that are read at once, before other tasks of the loop run.
 _RECORDS = 8
+# Bytes of records that one read backwards keeps.
+_MOST_BYTES = 1 << 18
+# Seconds by which the time of a file can be behind the clock: the kernel rounds it down to its tick.
+_CLOCK_STEP_S = 0.1
 
 
 class LogReader:
@@ -112,11 +117,35 @@ class LogReader:
                 await asyncio.sleep(0)
         return found, after
 
+    async def read_back(
+        self, name: str, before: str | None, limit: int, needles: Collection[bytes]
+    ) -> tuple[list[EventBatch], str | None]:
+        """Read a log backwards, as `HistoryStore.read_back` does.
+
+        A record does not say where the one before it begins. So a segment is read from its start.
+        """
+        with self._opened(name) as opened:
+            if opened is None:
+                return [], None
+            _, log, state = opened
+            end = state.place(0) if before is None else _parsed(before)[0]
+            for segment in reversed(log.segments()):
+                records = await _last_records(log, segment, end, limit)
+                if records:
+                    payloads = [payload for _, payload in reversed(records)]
+                    return decode_with(payloads, needles), _position(records[0][0], 0)
+        return [], None
+
     async def last_position(self, name: str) -> str | None:
         """Return the position of the next record, without reading any; None if the log is empty or gone."""
         with self._opened(name) as opened:
             place = 0 if opened is None else opened[2].place(0)
             return _position(place, 0) if place else None
+
+    async def last_written(self, name: str) -> float | None:
+        """Return when a writer has last moved the write position."""
+        with self._opened(name) as opened:
+            return None if opened is None else os.fstat(opened[2].fd).st_mtime + _CLOCK_STEP_S
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """Return all events of a message, by time. Records without its id are not decoded."""
@@ -157,6 +186,23 @@ class LogReader:
             for segment in log.segments():
                 if segment < min(split(place)[0], split(end)[0]):
                     try_unlink(segment_name(segment), folder)
+
+
+async def _last_records(log: Log, segment: int, end: int, limit: int) -> deque[tuple[int, bytes]]:
+    """Return the last records of a segment before a place."""
+    found: deque[tuple[int, bytes]] = deque()
+    size = 0
+    place, end = position(segment, HEADER_SIZE), min(end, position(segment + 1, 0))
+    while place < end:
+        records, place = log.read(place, _RECORDS, end)
+        if not records:
+            break
+        found += records
+        size += sum(len(payload) for _, payload in records)
+        while len(found) > limit or (size > _MOST_BYTES and len(found) > 1):
+            size -= len(found.popleft()[1])
+        await asyncio.sleep(0)
+    return found
 
 
 def _events(payload: bytes) -> list[Event]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
@@ -66,6 +66,18 @@ class MemoryHistory(HistoryStore):
             newer = itertools.takewhile(lambda one: one[0] >= number and log == _LOG, reversed(self._batches))
             found = list(reversed(list(newer)))[:limit]
         return [batch for _, batch in found], _position(found[-1][0] + 1, 0) if found else after
+
+    async def read_back(
+        self, log: str, before: str | None, limit: int, needles: Collection[bytes] = ()
+    ) -> tuple[list[EventBatch], str | None]:
+        """Return the batches themselves, the newest first."""
+        del needles
+        end = self._next if before is None else parse_position(before, 2)[0]
+        with self._lock:
+            older = itertools.dropwhile(lambda one: one[0] >= end or log != _LOG, reversed(self._batches))
+            found = list(itertools.islice(older, limit + 1))
+        start = _position(found[limit - 1][0], 0) if len(found) > limit else None
+        return [batch for _, batch in found[:limit]], start
 
     async def delete_before(self, log: str, position: str) -> None:
         """Drop the batches that lie completely before the position."""

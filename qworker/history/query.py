@@ -23,13 +23,25 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
         queue: The queue.
         id: The id of the message.
         kinds: The kinds of events.
-        since: Unix seconds.
+        since: Unix seconds: it happened then or later.
+        until: Unix seconds: it happened then or earlier.
+        task: The name of the task.
+        worker: A part of the name of the worker.
+        error: A text that the reason contains, in any case.
     """
 
     queue: str | None = None
     id: str | None = None
     kinds: frozenset[str] | None = None
     since: float | None = None
+    until: float | None = None
+    task: str | None = None
+    worker: str | None = None
+    error: str | None = None
+
+    def needles(self) -> list[bytes]:
+        """Return what the stored form of each record with a matching event contains."""
+        return [msgspec.json.encode(text) for text in (self.queue, self.id, self.task) if text is not None]
 
     def has(self, event: Event) -> bool:
         """Return whether an event passes the filter."""
@@ -38,6 +50,10 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.id is None or event.id == self.id)
             and (self.kinds is None or event.kind in self.kinds)
             and (self.since is None or event.at >= self.since)
+            and (self.until is None or event.at <= self.until)
+            and (self.task is None or event.task == self.task)
+            and (self.worker is None or self.worker in event.worker)
+            and (self.error is None or self.error.casefold() in (event.error or "").casefold())
         )
 
 

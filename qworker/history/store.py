@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -100,6 +100,42 @@ class HistoryStore(abc.ABC):
         events, following = await self.read(log, after, limit)
         return to_batches(events), following
 
+    async def read_back(
+        self, log: str, before: str | None, limit: int, needles: Collection[bytes] = ()
+    ) -> tuple[list[EventBatch], str | None]:
+        """Read a log backwards, in columns.
+
+        Args:
+            log: One of `logs`. A log that does not exist has no batches.
+            before: A position that `read_back` or `last_position` returned. None: the end of the log.
+            limit: The largest number of records to look at, at least 1.
+            needles: Parts of the stored form. A store may leave out records without one of them, which it need not
+                decode. The oldest record is always returned, so that it is known how far back the records go.
+
+        Returns:
+            The batches, the newest first, and the position to continue from. None: this was the beginning.
+
+        Raises:
+            UsageError: `before` is not a position.
+        """
+        del needles
+        found: list[EventBatch] = []
+        start: str | None = None
+        place: str | None = None
+        while True:
+            page, following = await self.read_batches(log, place, limit)
+            if not page or following is None:
+                return found[::-1], start
+            if before is not None and following > before:
+                # The pages of an earlier call began elsewhere, because retention has removed some records.
+                if limit == 1:
+                    return found[::-1], start
+                limit //= 2
+                continue
+            found, start, place = page, place, following
+            if following == before:
+                return found[::-1], start
+
     @abc.abstractmethod
     async def delete_before(self, log: str, position: str) -> None:
         """Allow the store to remove what lies before a position.
@@ -117,6 +153,11 @@ class HistoryStore(abc.ABC):
             page, after = await self.read(log, after, _PAGE)
             if not page:
                 return after
+
+    async def last_written(self, log: str) -> float | None:
+        """Return Unix seconds: all events of the log were recorded then or earlier. None: it is not known."""
+        del log
+        return None
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """Return all known events of one message, by time. The message may be gone from the store."""

@@ -6,7 +6,7 @@
 from qworker.sampling.errors import ErrorCount
 from qworker.sampling.ring import RingSample
 from qworker.sampling.sampler import QueueSampler
-from qworker.sampling.snapshot import Counted, FlowRates, Percentiles, QueueSnapshot, StoreSnapshot
+from qworker.sampling.snapshot import Counted, FlowRates, Percentiles, QueueSnapshot, StoreSnapshot, WorkerSeen
 
 __all__ = [
     "Counted",
@@ -17,4 +17,5 @@ __all__ = [
     "QueueSnapshot",
     "RingSample",
     "StoreSnapshot",
+    "WorkerSeen",
 ]

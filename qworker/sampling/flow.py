@@ -14,7 +14,7 @@ from qworker.history.batch import EventBatch
 from qworker.history.event import Kind
 from qworker.history.store import HistoryStore
 from qworker.sampling.errors import RecentErrors
-from qworker.sampling.snapshot import FlowRates, Percentiles
+from qworker.sampling.snapshot import FlowRates, Percentiles, WorkerSeen
 from qworker.worker.metrics import SECONDS
 
 __all__ = ["Flow", "HistoryFlow", "Period", "percentiles"]
@@ -22,6 +22,8 @@ __all__ = ["Flow", "HistoryFlow", "Period", "percentiles"]
 _PAGE = 1000
 # Tasks of one queue that are told apart. Names of messages that no handler knows are in the history too.
 _MOST_TASKS = 200
+# Workers that are remembered.
+_MOST_WORKERS = 1000
 # The outcomes that are counted, which are kinds of events.
 _OUTCOMES = frozenset({"acked", "failed", "retried", "lost"})
 
@@ -148,6 +150,8 @@ class HistoryFlow:
         self._ends: dict[str, str | None] | None = None
         self._read_at = 0.0
         self._periods: deque[Period] = deque()
+        # The queues of each worker, with the Unix seconds of the last event of each. Who was seen last is at the end.
+        self._workers: dict[str, dict[str, float]] = {}
         self.errors = RecentErrors()
 
     @property
@@ -195,6 +199,19 @@ class HistoryFlow:
             for batch in batches:
                 period.count(batch)
                 self.errors.count(batch)
+                self._see(batch)
+
+    def _see(self, batch: EventBatch) -> None:
+        queues = self._workers.pop(batch.worker, {})
+        queues[batch.queue] = max(queues.get(batch.queue, 0.0), batch.last_at)
+        self._workers[batch.worker] = queues
+        while len(self._workers) > _MOST_WORKERS:
+            del self._workers[next(iter(self._workers))]
+
+    def workers(self, since: float) -> list[WorkerSeen]:
+        """Return the workers that have recorded an event since a moment in Unix seconds, by name."""
+        found = [WorkerSeen(name, sorted(queues), max(queues.values())) for name, queues in self._workers.items()]
+        return sorted((one for one in found if one.at >= since), key=lambda one: one.worker)
 
     def rates(self, queue: str, at: float) -> tuple[FlowRates | None, dict[str, FlowRates]]:
         """Return the rates of a queue and of each of its tasks over the kept periods. None: there is none yet.

@@ -27,6 +27,8 @@ __all__ = ["QueueSampler"]
 EVERY = 2.0
 # Seconds over which rates are averages.
 _WINDOW_S = 10.0
+# Seconds for which a worker without events is remembered.
+_WORKERS_S = 3600.0
 # Seconds for which a tick waits for counts. Longer ones end later, and do not delay the other queues.
 _PATIENCE_S = 0.5
 # Seconds after which a store that does not answer counts as unreachable.
@@ -112,8 +114,13 @@ class QueueSampler:
                 queues.append(
                     QueueSnapshot(queue=name, counted=counter.counted, flow=flow, tasks=tasks, problem=counter.problem)
                 )
+        now = self._clock.time()
         return StoreSnapshot(
-            at=self._clock.time(), queues=queues, problem=self._problem, samples_problem=self._samples.problem
+            at=now,
+            queues=queues,
+            workers=self._flow.workers(now - _WORKERS_S),
+            problem=self._problem,
+            samples_problem=self._samples.problem,
         )
 
     async def past(self, queue: str, level: Level) -> list[RingSample]:

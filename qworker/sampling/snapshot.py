@@ -7,7 +7,7 @@ import msgspec
 from qworker.backend.offers import QueueCount
 from qworker.message import QueueStats
 
-__all__ = ["Counted", "FlowRates", "Percentiles", "QueueSnapshot", "StoreSnapshot"]
+__all__ = ["Counted", "FlowRates", "Percentiles", "QueueSnapshot", "StoreSnapshot", "WorkerSeen"]
 
 
 class Percentiles(msgspec.Struct, frozen=True, gc=False):
@@ -71,6 +71,20 @@ class FlowRates(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 0
 
 
+class WorkerSeen(msgspec.Struct, frozen=True):
+    """A worker that has recorded events.
+
+    Attributes:
+        worker: Its name: the host and the process id.
+        queues: The queues of the events, sorted.
+        at: Unix seconds of the last one, by the clock of the worker.
+    """
+
+    worker: str
+    queues: list[str]
+    at: float
+
+
 class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One queue.
 
@@ -95,6 +109,7 @@ class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         at: Unix seconds at which it was made.
         queues: The queues, sorted by name. A queue that does not exist is left out.
+        workers: The workers that the history has seen since the sampler began, in the last hour at most, by name.
         problem: Why the store cannot be asked now. The queues are those from before.
         samples_problem: Why the samples are kept in the memory of this process only. None: they are stored, or the
             store does not offer it.
@@ -102,5 +117,6 @@ class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     queues: list[QueueSnapshot]
+    workers: list[WorkerSeen] = []
     problem: str | None = None
     samples_problem: str | None = None

@@ -6,6 +6,7 @@ import asyncio
 import functools
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from qworker.app import Tasks
@@ -220,6 +221,28 @@ class HistoryContract(Contract):
             return [event.id for page in pages for event in page if event.queue == case.queue]
 
         assert await wait_until(told) == ["m3", "m4"]
+
+    @_recorded
+    @pytest.mark.parametrize("limit", [1, 3, 1000])
+    async def test_a_log_is_read_backwards_from_its_end_or_any_place_of_an_earlier_read(
+        self, case: Case, limit: int
+    ) -> None:
+        history = case.backend.history
+        await case.backend.create(case.queue)
+        history.append(to_batches(events_of(case.queue, 7)))
+        await self._until_recorded(case, 7)
+        ends = {log: await history.last_position(log) for log in await history.logs()}
+        history.append(to_batches([msgspec.structs.replace(events_of(case.queue, 1)[0], id="later")]))
+        found: list[str] = []
+        for log, end in ends.items():
+            before = end
+            while before is not None:
+                batches, before = await history.read_back(log, before, limit)
+                assert len(batches) <= limit
+                mine = [event for batch in batches for event in reversed(batch.events()) if event.queue == case.queue]
+                found += [event.id for event in mine]
+        assert found == [f"m{number}" for number in range(6, -1, -1)]
+        assert await history.read_back("nothing-here", None, limit) == ([], None)
 
     @_recorded
     async def test_forgotten_history_may_be_gone_and_what_follows_stays(self, case: Case) -> None:

@@ -17,7 +17,7 @@ from qworker.ui.watch import Watch
 __all__ = ["Access", "Authorize", "Dashboard", "Role", "dashboard"]
 
 
-def dashboard(tasks: Tasks, *, authorize: Authorize | None = None) -> Dashboard:
+def dashboard(tasks: Tasks, *, authorize: Authorize | None = None, read_only: bool = False) -> Dashboard:
     """Return the dashboard of an app's store, to be mounted in an ASGI application.
 
     It needs no lifespan: it samples the store from the first request to a minute after the last one.
@@ -27,6 +27,7 @@ def dashboard(tasks: Tasks, *, authorize: Authorize | None = None) -> Dashboard:
         authorize: Returns what the user of a request may do, or None: then the response has status 404. It may be
             asynchronous. Without it, the dashboard has a login: with QWORKER_UI_TOKEN, with QWORKER_UI_VIEW_TOKEN,
             or by a link that the login page writes to the log.
+        read_only: Whether nothing can be changed, whatever the user's role.
 
     Raises:
         UsageError: A token in the environment is not valid.
@@ -44,5 +45,5 @@ def dashboard(tasks: Tasks, *, authorize: Authorize | None = None) -> Dashboard:
         authorize=authorize,
         on_link=None if authorize is not None else log_link,
         tasks=tasks,
-        clock=tasks.clock,
+        read_only=read_only,
     )

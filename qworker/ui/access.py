@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from itsdangerous import BadData, URLSafeTimedSerializer
@@ -18,9 +18,11 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import UsageError
 from qworker.kit.network import client_group
 
-__all__ = ["LINK_S", "SESSION_S", "Access", "Login", "Role", "Secrets"]
+__all__ = ["LINK_S", "ROLES", "SESSION_S", "Access", "Login", "Role", "Secrets"]
 
 Role = Literal["viewer", "operator", "admin"]
+# Each may do what those before it may.
+ROLES: tuple[Role, ...] = get_args(Role)
 
 # Seconds for which a login link and a session are valid.
 LINK_S = 300
@@ -34,8 +36,8 @@ class Access(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Who it is, for logs.
-        role: `viewer` sees everything, but secrets in arguments are masked, and bodies cannot be downloaded. `operator`
-            and `admin` see all.
+        role: `viewer` sees everything, but secrets in arguments are masked, and bodies cannot be downloaded.
+            `operator` sees all, pauses, requeues, cancels and runs. `admin` also removes, and edits arguments.
     """
 
     name: str
@@ -45,6 +47,10 @@ class Access(msgspec.Struct, frozen=True):
     def sees_secrets(self) -> bool:
         """Whether arguments are shown whole."""
         return self.role != "viewer"
+
+    def has_role(self, role: Role) -> bool:
+        """Return whether the user may do what a role may."""
+        return ROLES.index(self.role) >= ROLES.index(role)
 
 
 class Secrets(msgspec.Struct, frozen=True):
@@ -88,13 +94,16 @@ class Login:
     Args:
         known: The secrets.
         clock: The clock of the limit of guesses.
+
+    Attributes:
+        key: What signs sessions.
     """
 
     def __init__(self, known: Secrets, clock: Clock = SYSTEM_CLOCK) -> None:
         self._known = known
         self._throttle = Throttle(clock)
         key = known.signing or secrets.token_hex(32)
-        tokens = f"{key}\0{known.admin or ''}\0{known.viewer or ''}"
+        self.key = tokens = f"{key}\0{known.admin or ''}\0{known.viewer or ''}"
         signing = {"digest_method": hashlib.sha256}
         self._sessions = URLSafeTimedSerializer(tokens, salt="qworker-ui-session", signer_kwargs=signing)
         self._links = URLSafeTimedSerializer(tokens, salt="qworker-ui-link", signer_kwargs=signing)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from starlette._utils import get_route_path
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Match, Route
 
 from qworker.app import Tasks
@@ -25,21 +25,29 @@ from qworker.asgi.interface import (
     Send,
     respond,
 )
-from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import InvalidName, QworkerError, UsageError
-from qworker.ui.access import Access, Login
+from qworker.errors import QworkerError, UsageError
+from qworker.ui.access import Access, Login, Secrets
+from qworker.ui.actions import Actions
+from qworker.ui.api import API, ENDPOINTS, answer_request, describe_api, json_response
+from qworker.ui.api.schemas import Error
 from qworker.ui.assets import ASSET_PATH, serve_asset
+from qworker.ui.confirm import Confirmed
+from qworker.ui.guard import Guard, wants_json
 from qworker.ui.login_page import LoginPage
+from qworker.ui.page_error import PageError, status_of_error
 from qworker.ui.pages import PAGES, Page
-from qworker.ui.pages.source import Forbidden, NoSuchPage, Source, Unreachable
+from qworker.ui.pages.source import Source
 from qworker.ui.paths import root_of
 from qworker.ui.rendering import Renderer
+from qworker.ui.tickets import Signer
 from qworker.ui.watch import Watch
 
 __all__ = ["Authorize", "Dashboard", "below"]
 
 Authorize = Callable[[Request], Access | Awaitable[Access | None] | None]
 
+# The path for probes, which need no login.
+_HEALTH = "/healthz"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -65,8 +73,11 @@ class Dashboard:
         authorize: Returns what the user of a request may do. None as its result: status 404.
         hosts: Names that are served besides those of this machine. None: all.
         on_link: Called with the path and query of a login link when a user without a session opens the login page.
-        tasks: The app, which can say more about a message.
-        clock: The clock.
+        tasks: The app, which can say more about a message, and checks the arguments of edited calls.
+        read_only: Whether nothing can be changed.
+
+    Raises:
+        UsageError: A secret in the environment is not valid.
     """
 
     def __init__(
@@ -78,16 +89,23 @@ class Dashboard:
         hosts: Collection[str] | None = None,
         on_link: Callable[[str], None] | None = None,
         tasks: Tasks | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        read_only: bool = False,
     ) -> None:
         if (login is None) == (authorize is None):
             raise UsageError("a dashboard needs either a login or authorize=")
         self.watch = watch
-        self._source = Source(watch, clock, tasks)
+        self._source = Source(watch, watch.clock, tasks)
         self._authorize = authorize
         self._hosts = hosts
-        self._renderer = Renderer(has_login=login is not None)
-        self._inner = [Route(page.path, partial(self._show, page)) for page in PAGES]
+        signer = Signer(Secrets.from_environment().signing if login is None else login.key)
+        guard = Guard(watch, signer, self._session, has_app=tasks is not None, read_only=read_only)
+        self._renderer = Renderer(has_login=login is not None, user_content=guard.content)
+        actions = Actions(self._source, guard, signer, self._renderer, self._has_page)
+        self._confirmed = Confirmed(self._source, guard, signer, self._renderer)
+        pages = [Route(page.path, partial(self._show, page)) for page in PAGES]
+        api = [Route(f"{API}{one.path}", partial(answer_request, self._source, one)) for one in ENDPOINTS]
+        api.append(Route(f"{API}/openapi.json", describe_api))
+        self._inner = [*pages, *api, *actions.routes, *self._confirmed.routes]
         routes = [*self._inner, Route(ASSET_PATH, serve_asset)]
         self._login_page = None
         if login is not None:
@@ -106,10 +124,15 @@ class Dashboard:
             await self._respond(scope, receive, _with_headers(send))
 
     async def aclose(self) -> None:
-        """End sampling. Idempotent: the next request starts it again."""
+        """End sampling, and actions after their batches. Idempotent: the next request starts sampling again."""
+        await self._confirmed.aclose()
         await self.watch.aclose()
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._login_page is not None and get_route_path(scope) == _HEALTH:
+            # A probe has no login, and names the address of this machine.
+            await PlainTextResponse("ok\n")(scope, receive, send)
+            return
         refusal = page_refusal(scope, self._hosts)
         if refusal is not None:
             await respond(send, *refusal)
@@ -134,27 +157,26 @@ class Dashboard:
         if route is None:
             return self._error(request, access, HTTPStatus.NOT_FOUND, "there is no such page")
         if request.method not in (route.methods or ()):
-            return self._error(request, access, HTTPStatus.METHOD_NOT_ALLOWED, "this page is only read")
+            text = f"this path does not take {request.method}"
+            return self._error(request, access, HTTPStatus.METHOD_NOT_ALLOWED, text)
         request.scope.update(found)
         request.state.access = access
         endpoint = cast("Callable[[Request], Awaitable[Response]]", route.endpoint)
         try:
             return await endpoint(request)
-        except NoSuchPage as error:
-            return self._error(request, access, HTTPStatus.NOT_FOUND, str(error))
-        except Forbidden as error:
-            return self._error(request, access, HTTPStatus.FORBIDDEN, str(error))
-        except (UsageError, InvalidName) as error:
-            return self._error(request, access, HTTPStatus.BAD_REQUEST, str(error))
-        except (Unreachable, QworkerError, OSError) as error:
-            return self._error(request, access, HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        except (PageError, QworkerError, OSError) as error:
+            return self._error(request, access, status_of_error(error), str(error))
 
     def _match(self, scope: Scope) -> tuple[Route | None, dict[str, Any]]:
+        """Return the route of a request, or one of its path that does not take its method. None: there is neither."""
+        other: tuple[Route | None, dict[str, Any]] = None, {}
         for route in self._routes:
             match, found = route.matches(scope)
-            if match is not Match.NONE:
+            if match is Match.FULL:
                 return route, dict(found)
-        return None, {}
+            if match is Match.PARTIAL:
+                other = route, dict(found)
+        return other
 
     # -- who it is -----------------------------------------------------------------------------------------------------
 
@@ -165,7 +187,14 @@ class Dashboard:
         found = self._authorize(request)
         return await found if inspect.isawaitable(found) else found
 
+    def _session(self, request: Request) -> str:
+        """Return what identifies the session of a request: its cookie, or the user that `authorize` returned."""
+        cookie = None if self._login_page is None else self._login_page.cookie(request)
+        return f"user {request.state.access.name}" if cookie is None else cookie
+
     def _refuse(self, request: Request) -> Response:
+        if self._login_page is not None and _is_of_api(request.scope):
+            return json_response(Error("send the header Authorization: Bearer TOKEN"), HTTPStatus.UNAUTHORIZED)
         if self._login_page is not None:
             return self._login_page.refuse(request)
         return Response("Not Found", HTTPStatus.NOT_FOUND)
@@ -188,11 +217,18 @@ class Dashboard:
         # The last numbers are shown, but not as those of now.
         is_stale = page.is_of_queue and content["seen"].problem is not None
         status = HTTPStatus.SERVICE_UNAVAILABLE if is_stale else HTTPStatus.OK
-        return self._renderer.page(request, page.template, content, status=status, is_live=page.is_live)
+        is_live = content.pop("is_live", page.is_live)
+        return self._renderer.page(request, page.template, content, status=status, is_live=is_live)
 
     def _error(self, request: Request, access: Access | None, status: HTTPStatus, text: str) -> Response:
+        if _is_of_api(request.scope) or wants_json(request):
+            return json_response(Error(text), status)
         request.state.access = access
         return self._renderer.page(request, "error.html", {"status": status, "text": text}, status=status)
+
+
+def _is_of_api(scope: Scope) -> bool:
+    return get_route_path(scope).startswith(f"{API}/")
 
 
 def _with_headers(send: Send) -> Send:

@@ -50,8 +50,12 @@ class LoginPage:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self._login.use_token(request.scope, token.strip())
-        cookie = request.cookies.get(_cookie_name(request))
+        cookie = self.cookie(request)
         return None if cookie is None else self._login.use_session(cookie)
+
+    def cookie(self, request: Request) -> str | None:
+        """Return the cookie of a request's session."""
+        return request.cookies.get(_cookie_name(request))
 
     def refuse(self, request: Request) -> Response:
         """Answer a request that needs a login."""

@@ -99,6 +99,11 @@ class Looks:
         self._forget()
         return kept.look  # type: ignore[return-value]
 
+    def expire(self) -> None:
+        """Make the next look of each kind read again, because the store was changed."""
+        for kept in self._kept.values():
+            kept.due = float("-inf")
+
     async def aclose(self) -> None:
         """End the reads that run. Idempotent."""
         running = [kept.task for kept in self._kept.values() if kept.task is not None]

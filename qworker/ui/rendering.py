@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from qworker.ui.assets import asset_path
-from qworker.ui.paths import path_of
+from qworker.ui.paths import page_of, path_of, root_of
 from qworker.ui.text import duration, number, rate, show, when
 
 __all__ = ["FRAGMENT", "Renderer"]
@@ -26,10 +27,12 @@ class Renderer:
 
     Args:
         has_login: Whether users log in here, and can log out.
+        user_content: Returns what each page shows to the user of a request: what the user can do, by name.
     """
 
-    def __init__(self, has_login: bool) -> None:
+    def __init__(self, has_login: bool, user_content: Callable[[Request], dict[str, Any]]) -> None:
         self._has_login = has_login
+        self._user_content = user_content
         self._templates = Environment(
             loader=PackageLoader("qworker.ui"),
             autoescape=True,
@@ -65,6 +68,7 @@ class Renderer:
         is_fragment = FRAGMENT in request.headers
         text = self._templates.get_template(template).render(
             **content,
+            **self._user_content(request),
             layout="fragment.html" if is_fragment else "layout.html",
             live=is_live,
             section=template.partition(".")[0],
@@ -72,7 +76,8 @@ class Renderer:
             asset=partial(asset_path, request.scope),
             access=request.state.access,
             has_login=self._has_login,
-            here=str(request.url.path) + (f"?{request.url.query}" if request.url.query else ""),
+            root=root_of(request.scope),
+            here=page_of(request),
         )
         if not is_fragment:
             return Response(text, status, media_type="text/html")

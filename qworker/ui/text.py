@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from qworker.charts import format_text
 from qworker.envelope import Envelope, open_envelope
-from qworker.message import Message
+from qworker.message import Message, StoredMessage
 from qworker.parcel import unpack
 
 __all__ = [
@@ -23,7 +23,9 @@ __all__ = [
     "duration",
     "number",
     "rate",
+    "search_text_of",
     "show",
+    "text_json_of",
     "when",
 ]
 
@@ -130,6 +132,22 @@ def body_of(message: Message, *, masked: bool) -> Body:
     except (msgspec.DecodeError, RecursionError):
         return Body(len(body), text)
     return Body(len(body), msgspec.json.format(_json(_masked(value) if masked else value), indent=2))
+
+
+def search_text_of(stored: StoredMessage, *, masked: bool) -> str:
+    """Return the text of a message in which people search: its arguments or body, and its error."""
+    message = stored.message
+    body = body_of(message, masked=True).text if masked else unpack(message).body.decode(errors="replace")
+    return "\n".join((body or "", *message.argv, *(message.fields or {}).values(), stored.error or ""))
+
+
+def text_json_of(stored: StoredMessage, *, masked: bool) -> dict[str, Any]:
+    """Return a message for programs. With `masked`, the values of keys that look secret are dots, also in its body."""
+    data = stored.to_text_json()
+    if masked:
+        data.pop("body_base64", None)
+        data |= {"body": body_of(stored.message, masked=True).text, "fields": _masked(data["fields"])}
+    return data
 
 
 def _json(value: Any) -> str:

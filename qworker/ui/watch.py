@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -10,6 +11,7 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.backend.each_queue import describe_problem
+from qworker.backend.offers import OffersDue
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QworkerError
 from qworker.failures.index import FailureIndex, IndexedGroup
@@ -41,6 +43,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         snapshot: The last sample. None: there is none yet.
         problem: Why the store cannot be asked.
         has_schedules: Whether the store can keep schedules.
+        deviations: The rules of the contract that the store does not keep.
+        has_due: Whether a delayed message can be made due.
+        is_writable: Whether this user can change the store, as far as it is known.
         unworked: The queues in which messages wait although no worker is seen, with the Unix seconds since when.
     """
 
@@ -48,6 +53,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: StoreSnapshot | None = None
     problem: str | None = None
     has_schedules: bool = False
+    deviations: frozenset[str] = frozenset()
+    has_due: bool = False
+    is_writable: bool = False
     unworked: dict[str, float] = {}
 
     def queue(self, name: str) -> QueueSnapshot | None:
@@ -67,6 +75,7 @@ class Watch:
         clock: The clock.
 
     Attributes:
+        clock: The clock.
         looks: Other reads of the store.
     """
 
@@ -78,7 +87,7 @@ class Watch:
     ) -> None:
         self._open_store = open_store
         self._url = url
-        self._clock = clock
+        self.clock = clock
         self._task: asyncio.Task[None] | None = None
         self._sampler: QueueSampler | None = None
         self._first = asyncio.Event()
@@ -89,9 +98,19 @@ class Watch:
         self.looks = Looks(clock=clock)
         self._indexes: dict[str, FailureIndex] = {}
 
+    @property
+    def seen(self) -> Seen:
+        """What the last look has seen."""
+        return self._seen
+
+    @property
+    def url(self) -> str | None:
+        """The URL of the store. None: it is not known."""
+        return None if self._url is None else self._url()
+
     async def see(self) -> Seen:
         """Return what is known. The first look waits for the first sample, but not for long."""
-        self._looked_at = self._clock.monotonic()
+        self._looked_at = self.clock.monotonic()
         if self._task is None or self._task.done():
             self._first = asyncio.Event()
             self._task = asyncio.create_task(self._run(), name="qworker-ui-sampler")
@@ -102,7 +121,7 @@ class Watch:
             except TimeoutError:
                 pass
         began = self._tick_began
-        silent = 0.0 if began is None else self._clock.monotonic() - began
+        silent = 0.0 if began is None else self.clock.monotonic() - began
         if silent < _SILENT_S or self._seen.problem is not None:
             return self._seen
         return msgspec.structs.replace(self._seen, problem=f"it has not answered for {silent:.0f} s")
@@ -157,8 +176,8 @@ class Watch:
 
     async def _run(self) -> None:
         try:
-            while self._clock.monotonic() - self._looked_at < _IDLE_S:
-                self._tick_began = self._clock.monotonic()
+            while self.clock.monotonic() - self._looked_at < _IDLE_S:
+                self._tick_began = self.clock.monotonic()
                 await self._tick()
                 self._tick_began = None
                 self._first.set()
@@ -175,9 +194,14 @@ class Watch:
             if self._sampler is None:
                 backend = await self._open_store()
                 self._seen = msgspec.structs.replace(
-                    self._seen, store=backend.describe(), has_schedules=supports_schedules(backend.deviations)
+                    self._seen,
+                    store=backend.describe(),
+                    has_schedules=supports_schedules(backend.deviations),
+                    deviations=frozenset(backend.deviations),
+                    has_due=isinstance(backend, OffersDue),
+                    is_writable=backend.directory is None or os.access(backend.directory, os.W_OK),
                 )
-                self._sampler = QueueSampler(backend, url=None if self._url is None else self._url(), clock=self._clock)
+                self._sampler = QueueSampler(backend, url=None if self._url is None else self._url(), clock=self.clock)
             snapshot = await self._sampler.tick()
             for gone in self._indexes.keys() - {one.queue for one in snapshot.queues}:
                 del self._indexes[gone]

@@ -13,21 +13,18 @@ from qworker.backend.each_queue import describe_problem
 from qworker.backend.listing import list_messages
 from qworker.cli.schedules import read_all
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.envelope import Envelope, open_envelope
 from qworker.errors import QueueNotFound
 from qworker.health.probe import fetch_page
-from qworker.jobs.kept import used_groups
-from qworker.jobs.records import PROGRESS, Progress, get_cell, read_progress
 from qworker.kit.threads import BlockingCall, run_in_thread
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
-from qworker.parcel import unpack
 from qworker.sampling import QueueSampler, QueueSnapshot, StoreSnapshot
 from qworker.schedules.code import supports_schedules
 from qworker.schedules.store import ScheduleStatus
+from qworker.tools.running import RunningJob, read_running
 from qworker.worker.outage import BACKEND_ERRORS
 
-__all__ = ["Row", "RunningJob", "Sample", "Sampler", "WorkerTotals"]
+__all__ = ["Row", "Sample", "Sampler", "WorkerTotals"]
 
 # Rates of health ports are averages over this number of seconds, or since the first sample.
 _WINDOW_S = 10.0
@@ -63,18 +60,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     # From the health ports of the workers if they are given, otherwise from the history.
     acked_rate: float | None = None
     failed_rate: float | None = None
-
-
-class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose handler runs and has reported progress."""
-
-    queue: str
-    id: str
-    # None: the message is raw.
-    task: str | None
-    progress: Progress
-    # Unix seconds at which its handler started. None: it is not known.
-    started_at: float | None = None
 
 
 class WorkerTotals(msgspec.Struct, frozen=True):
@@ -220,7 +205,7 @@ class Sampler:
         for found in snapshot.queues:
             leases = [] if snapshot.problem else await self._leases(found)
             rows.append(_row(found, snapshot.at, leases, rates.get(found.queue) if healths else _flow_rates(found)))
-            running += await self._running_jobs(found.queue, leases)
+            running += await read_running(self._backend, found.queue, leases)
         self._running = running
         return rows
 
@@ -256,31 +241,6 @@ class Sampler:
         except QueueNotFound:
             # It was deleted after it was counted.
             return []
-
-    async def _running_jobs(self, queue: str, leases: Sequence[StoredMessage]) -> list[RunningJob]:
-        """Return the jobs that have reported progress. Where no job of a queue has, that is one look."""
-        try:
-            if not leases or PROGRESS not in await used_groups(self._backend, queue):
-                return []
-            replies = await self._backend.cells(queue, [get_cell(PROGRESS, lease.message.id) for lease in leases])
-        except BACKEND_ERRORS:
-            # The counts are shown without progress, such as that of another user's queue.
-            return []
-        found: list[RunningJob] = []
-        for lease, reply in zip(leases, replies, strict=True):
-            stored = read_progress(reply.cell)
-            if stored is not None:
-                opened = open_envelope(unpack(lease.message).body)
-                task = opened.task if isinstance(opened, Envelope) else None
-                job = RunningJob(
-                    queue=queue,
-                    id=lease.message.id,
-                    task=task,
-                    progress=stored.progress,
-                    started_at=stored.started_at,
-                )
-                found.append(job)
-        return found
 
     async def _ask_workers(self) -> tuple[list[_HealthCounts], str | None]:
         """Return the counts of the health ports, and the reason why the first one fails, if one does."""

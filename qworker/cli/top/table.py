@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from qworker.cli.output import format_seconds
 from qworker.cli.schedules import format_tick
-from qworker.cli.top.sampler import Row, RunningJob, Sample
+from qworker.cli.top.sampler import Row, Sample
 from qworker.names import counted
 from qworker.schedules.store import ScheduleStatus
+from qworker.tools.running import RunningJob
 
 __all__ = ["COLUMNS", "cells", "heading", "running_line", "schedule_line"]
 

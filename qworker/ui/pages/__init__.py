@@ -9,12 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from qworker.ui.pages.failures import failures, group
-from qworker.ui.pages.find import find
-from qworker.ui.pages.message import body, message
-from qworker.ui.pages.overview import overview
-from qworker.ui.pages.queue import queue
-from qworker.ui.pages.schedules import schedules
+from qworker.ui.pages import activity, failures, find, message, overview, queue, schedules, workers
 from qworker.ui.pages.source import Source
 
 __all__ = ["PAGES", "Page"]
@@ -42,12 +37,14 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PAGES = (
-    Page(path="/", content=overview, template="overview.html"),
-    Page(path="/q/{queue}", content=queue, template="queue.html"),
-    Page(path="/m/{queue}/{id}", content=message, template="message.html"),
-    Page(path="/m/{queue}/{id}/body", content=body),
-    Page(path="/find", content=find, template="find.html", is_live=False),
-    Page(path="/failures", content=failures, template="failures.html"),
-    Page(path="/failures/{queue}/{key}", content=group, template="group.html"),
-    Page(path="/schedules", content=schedules, template="schedules.html"),
+    Page(path="/", content=overview.overview, template="overview.html"),
+    Page(path="/q/{queue}", content=queue.queue, template="queue.html"),
+    Page(path="/m/{queue}/{id}", content=message.message, template="message.html"),
+    Page(path="/m/{queue}/{id}/body", content=message.body),
+    Page(path="/find", content=find.find, template="find.html", is_live=False),
+    Page(path="/failures", content=failures.failures, template="failures.html"),
+    Page(path="/failures/{queue}/{key}", content=failures.group, template="group.html"),
+    Page(path="/schedules", content=schedules.schedules, template="schedules.html"),
+    Page(path="/workers", content=workers.workers, template="workers.html"),
+    Page(path="/activity", content=activity.activity, template="activity.html", is_live=False),
 )

@@ -12,8 +12,9 @@ from qworker.ui.pages.rows import queue_names, task_names
 from qworker.ui.pages.source import Source, Unreachable
 from qworker.ui.paths import path_of
 from qworker.ui.reads import Place, find_everywhere
+from qworker.ui.watch import Seen
 
-__all__ = ["find"]
+__all__ = ["find", "find_places"]
 
 
 async def find(source: Source, request: Request) -> dict[str, Any] | Response:
@@ -23,17 +24,26 @@ async def find(source: Source, request: Request) -> dict[str, Any] | Response:
     if not message_id:
         return {"seen": seen, "id": message_id, "places": [], "unknown": [], "queues": []}
     queues = queue_names(seen)
-
-    async def search() -> tuple[list[Place], list[str]]:
-        tasks = {queue: task_names(seen.queue(queue)) for queue in queues}
-        return await find_everywhere(await source.watch.backend(), tasks, message_id)
-
-    look = await source.watch.looks.look(("find", message_id), search)
-    if look.value is None:
-        raise Unreachable(look.problem or "the search takes long: try again in a moment")
-    places, unknown = look.value
+    places, unknown = await find_places(source, seen, message_id)
     if len(places) == 1 and not unknown:
         (place,) = places
         path = path_of(request.scope, "m", place.queue, place.stored.message.id)
         return RedirectResponse(path, HTTPStatus.SEE_OTHER)
     return {"seen": seen, "id": message_id, "places": places, "unknown": unknown, "queues": queues}
+
+
+async def find_places(source: Source, seen: Seen, message_id: str) -> tuple[list[Place], list[str]]:
+    """Return the queues that have a message, and those that did not answer in time or cannot be used.
+
+    Raises:
+        Unreachable: The search takes long.
+    """
+
+    async def search() -> tuple[list[Place], list[str]]:
+        tasks = {queue: task_names(seen.queue(queue)) for queue in queue_names(seen)}
+        return await find_everywhere(await source.watch.backend(), tasks, message_id)
+
+    look = await source.watch.looks.look(("find", message_id), search)
+    if look.value is None:
+        raise Unreachable(look.problem or "the search takes long: try again in a moment")
+    return look.value

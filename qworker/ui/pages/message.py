@@ -21,8 +21,9 @@ from qworker.ui.looks import Look
 from qworker.ui.pages.rows import task_names
 from qworker.ui.pages.source import Forbidden, NoSuchPage, Source
 from qworker.ui.text import body_of, duration
+from qworker.ui.watch import Seen
 
-__all__ = ["body", "message"]
+__all__ = ["body", "find_message", "message"]
 
 
 async def message(source: Source, request: Request) -> dict[str, Any]:
@@ -34,7 +35,7 @@ async def message(source: Source, request: Request) -> dict[str, Any]:
     queue, message_id = request.path_params["queue"], request.path_params["id"]
     access: Access = request.state.access
     seen = await source.watch.see()
-    look = await _explained(source, queue, message_id, task_names(seen.queue(queue)))
+    look = await find_message(source, seen, queue, message_id)
     found = look.value
     if found is None:
         return {"seen": seen, "look": look, "queue": queue, "id": message_id, "found": None}
@@ -56,7 +57,14 @@ async def message(source: Source, request: Request) -> dict[str, Any]:
     }
 
 
-async def _explained(source: Source, queue: str, message_id: str, tasks: Sequence[str]) -> Look[Explanation]:
+async def find_message(source: Source, seen: Seen, queue: str, message_id: str) -> Look[Explanation]:
+    """Return what is known about a message.
+
+    Raises:
+        NoSuchPage: Neither the store nor its history knows it.
+    """
+    tasks = task_names(seen.queue(queue))
+
     async def read() -> Explanation:
         backend = await source.watch.backend()
         return await explain(backend, queue, message_id, source.tasks, source.clock, perhaps=tasks)

@@ -17,12 +17,14 @@ from qworker.ui.watch import Seen
 __all__ = [
     "FRESH_S",
     "failed_count",
+    "leased_count",
     "message_row",
     "numbers_of",
     "problem_of",
     "queue_names",
     "status_of",
     "task_names",
+    "time_to_empty",
 ]
 
 # Seconds above which the age of a number is shown.
@@ -38,6 +40,11 @@ def queue_names(seen: Seen) -> list[str]:
 def failed_count(one: QueueSnapshot | None) -> int:
     """Return the number of failed messages that were counted."""
     return 0 if one is None or one.counted is None else one.counted.count.stats.failed
+
+
+def leased_count(one: QueueSnapshot) -> int:
+    """Return the number of leased messages that were counted."""
+    return 0 if one.counted is None else one.counted.count.stats.leased
 
 
 def task_names(one: QueueSnapshot | None) -> list[str]:
@@ -69,16 +76,17 @@ def numbers_of(one: QueueSnapshot, now: float) -> dict[str, Any]:
         "run": duration(flow.run.p95) if flow and flow.run else DASH,
         "workers": number(flow.workers) if flow else DASH,
         "oldest": duration(None if stats is None else stats.oldest_age_s),
-        "empty_in": _time_to_empty(one),
+        "empty_in": duration(time_to_empty(one)),
         "no_history": NO_HISTORY,
     }
 
 
-def _time_to_empty(one: QueueSnapshot) -> str:
+def time_to_empty(one: QueueSnapshot) -> float | None:
+    """Return the seconds until nothing waits, if the queue goes on to shrink like this. None: it does not shrink."""
     if one.counted is None or one.counted.backlog_rate is None or one.counted.backlog_rate > -0.05:
-        return DASH
+        return None
     stats = one.counted.count.stats
-    return duration((stats.ready + stats.leased) / -one.counted.backlog_rate)
+    return (stats.ready + stats.leased) / -one.counted.backlog_rate
 
 
 def status_of(one: QueueSnapshot, problems: Sequence[Problem]) -> dict[str, str]:

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 import msgspec
 
 from qworker.app import Tasks
 from qworker.clock import Clock
 from qworker.sampling import QueueSnapshot
+from qworker.ui.page_error import PageError
+from qworker.ui.scans import Scans
 from qworker.ui.watch import Seen, Watch
 
 __all__ = ["Forbidden", "NoSuchPage", "Source", "Unreachable", "known_queue"]
 
 
-class NoSuchPage(Exception):
+class NoSuchPage(PageError):
     """The page's queue or message does not exist."""
 
+    status = HTTPStatus.NOT_FOUND
 
-class Forbidden(Exception):
+
+class Forbidden(PageError):
     """The user's role may not see it."""
 
+    status = HTTPStatus.FORBIDDEN
 
-class Unreachable(Exception):
+
+class Unreachable(PageError):
     """The store cannot be asked now."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -31,11 +41,13 @@ class Source(msgspec.Struct, frozen=True):
         watch: The source of all numbers.
         clock: The clock.
         tasks: The app, which can say more about a message. None: it is not known.
+        scans: The searches of users.
     """
 
     watch: Watch
     clock: Clock
     tasks: Tasks | None
+    scans: Scans = msgspec.field(default_factory=Scans)
 
 
 def known_queue(seen: Seen, name: str) -> QueueSnapshot:
