@@ -137,7 +137,7 @@ def page_refusal(scope: Scope, hosts: Collection[str] | None) -> Refusal | None:
     """Return the response to a browser that was sent here by a foreign page, or None for any other client.
 
     A page of another site can open a page here, but cannot read it. So only its changes are refused. A browser names
-    the page's site in a header that no page can set. With a bearer token the client is no page of another site.
+    the page's site in a header that no page can set. A client with a bearer token is not such a page.
 
     Args:
         scope: The request.

@@ -68,7 +68,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
 def join_workers(
     seen: Iterable[WorkerSeen], leases: Mapping[str, Sequence[StoredMessage]], jobs: Iterable[RunningJob] = ()
 ) -> list[WorkerStatus]:
-    """Return the workers by name. A holder whose worker cannot be told from others is a row of its own.
+    """Return the workers by name. A holder is a row of its own if it is not clear which worker it is.
 
     Args:
         seen: The workers of the history.

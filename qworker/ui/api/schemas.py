@@ -104,7 +104,7 @@ class TaskItem(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         task: Its name. Empty: messages without a task.
-        ready: Its ready messages, if the store tells tasks apart.
+        ready: Its ready messages, if the store counts them by task.
         flow: Its rates and times.
     """
 
