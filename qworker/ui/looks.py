@@ -22,6 +22,8 @@ T = TypeVar("T")
 _SHARE = 0.02
 # Seconds that a request waits for the first read of its kind.
 _PATIENCE_S = 2.0
+# Seconds that it waits for a repeated read, if the last one did not take longer.
+_QUICK_S = 0.05
 _MOST_KEPT = 200
 
 
@@ -46,6 +48,7 @@ class _Kept(msgspec.Struct):
 
     look: Look[object] = msgspec.field(default_factory=Look[object])
     due: float = float("-inf")
+    took_s: float = 0.0
     # What the read was made of. None: it is not known.
     basis: object = None
     task: asyncio.Task[None] | None = None
@@ -93,9 +96,10 @@ class Looks:
         elif kept.task is None and self._clock.monotonic() >= kept.due:
             kept.basis = basis
             kept.task = asyncio.create_task(self._read(kept, read, self._every if every is None else every, most))
-        if kept.task is not None:
-            # What is cheap is fresh. What is expensive is shown as it was.
-            await asyncio.wait([kept.task], timeout=_PATIENCE_S if kept.look.at is None else 0.05)
+        # What is cheap is fresh. What is expensive is shown as it was.
+        is_first = kept.look.at is None
+        if kept.task is not None and (is_first or kept.took_s < _QUICK_S):
+            await asyncio.wait([kept.task], timeout=_PATIENCE_S if is_first else _QUICK_S)
         self._forget()
         return kept.look  # type: ignore[return-value]
 
@@ -124,6 +128,7 @@ class Looks:
             kept.look = Look(kept.look.at or at, kept.look.value, describe_problem(error))
         finally:
             now = self._clock.monotonic()
+            kept.took_s = now - began
             kept.due = began + max(every, min(most, (now - began) / _SHARE))
             kept.task = None
 

@@ -17,6 +17,7 @@ from qworker.errors import QworkerError
 from qworker.failures.index import FailureIndex, IndexedGroup
 from qworker.message import StoredMessage
 from qworker.sampling import ErrorCount, QueueSampler, QueueSnapshot, RingSample, StoreSnapshot
+from qworker.sampling.cpu_time import Timed
 from qworker.sampling.ring import LEVELS
 from qworker.schedules.code import supports_schedules
 from qworker.ui.looks import Look, Looks
@@ -26,6 +27,8 @@ __all__ = ["Seen", "Watch"]
 # Seconds between two samples, for which the first page waits, and after the last page until sampling ends.
 _EVERY_S = 2.0
 _PATIENCE_S = 2.0
+# The part of a core that samples may cost, besides counts.
+_SHARE = 0.02
 _IDLE_S = 60.0
 # Seconds of one sample after which the store is said not to answer.
 _SILENT_S = 2.0
@@ -178,10 +181,12 @@ class Watch:
         try:
             while self.clock.monotonic() - self._looked_at < _IDLE_S:
                 self._tick_began = self.clock.monotonic()
-                await self._tick()
+                tick = Timed(self._tick())
+                await tick
                 self._tick_began = None
                 self._first.set()
-                await asyncio.sleep(_EVERY_S)
+                # To look at hundreds of queues is not free, even if none has changed.
+                await asyncio.sleep(max(_EVERY_S, tick.cpu_s / _SHARE))
         finally:
             self._tick_began = None
             sampler, self._sampler = self._sampler, None

@@ -44,6 +44,10 @@ class Browser:
         taken = time.perf_counter() - began
         if answer.status == 303:
             return taken, answer.headers["location"]
+        if answer.status == 503 and b"takes long" in body:
+            # The first search in a deep queue. Its user tries again.
+            time.sleep(1.0)
+            return self.get(path)
         if answer.status != 200:
             raise RuntimeError(f"{path} answers {answer.status}: {body[:500].decode()}")
         return taken, body.decode()
