@@ -84,7 +84,8 @@ const update = async () => {
     location.reload();
     return;
   }
-  if (answer.status === 200) {
+  // 503: the store does not answer, and the page says so.
+  if (answer.status === 200 || answer.status === 503) {
     const text = await answer.text();
     if (isSelecting() || isPaused) return;
     tag = answer.headers.get("ETag");
