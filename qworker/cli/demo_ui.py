@@ -113,8 +113,7 @@ class _Shop:
             workers = start_worker(
                 ["qworker.cli.demo_shop:tasks", *[f"-Q{queue}" for queue in _QUEUES], "-w2", "--shutdown-timeout=1s"],
                 {"QWORKER_URL": self._url},
-                stderr=log,
-                stdout=log,
+                log,
             )
         traffic = asyncio.create_task(self._publish())
         try:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO
 
 __all__ = ["start_worker"]
 
@@ -17,17 +17,20 @@ _START = (
 )
 
 
-def start_worker(arguments: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+def start_worker(
+    arguments: Sequence[str], env: Mapping[str, str], output: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
     """Start `qworker run`.
 
     Args:
         arguments: The arguments of the command.
         env: Variables of its environment, besides those of this process.
-        options: Arguments of `Popen`.
+        output: Where its log is written. None: to the terminal.
     """
     return subprocess.Popen(
         [sys.executable, "-c", _START, json.dumps(sys.path), "run", *arguments],
         env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
-        **options,
+        stdout=output,
+        stderr=output,
     )

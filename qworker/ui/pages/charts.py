@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from markupsafe import Markup
 
 from qworker.charts import Scale, Series, count_scale, line_chart, number_scale, seconds_scale, sparkline
@@ -20,7 +21,7 @@ _FOLDED = (3, 2, 2)
 _SPARK_POINTS, _SPARK_STEP = 30, 120.0
 
 
-class _Line(NamedTuple):
+class _Line(msgspec.Struct, frozen=True):
     """A line of a chart, and a column of the table below the charts."""
 
     name: str
@@ -28,7 +29,7 @@ class _Line(NamedTuple):
     value: Callable[[RingSample, float], float | None]
 
 
-class _Point(NamedTuple):
+class _Point(msgspec.Struct, frozen=True):
     """A period, of which parts can be missing. Without any sample it is a gap."""
 
     at: float
@@ -39,7 +40,7 @@ class _Point(NamedTuple):
         return None if self.sample is None else line.value(self.sample, self.seconds)
 
 
-class _Chart(NamedTuple):
+class _Chart(msgspec.Struct, frozen=True):
     name: str
     unit: Callable[[float], str]
     scale: Scale
@@ -103,7 +104,7 @@ def _cell(unit: Callable[[float], str], value: float | None) -> str:
     return DASH if value is None else unit(value)
 
 
-_CHARTS = (
+_CHARTS: Sequence[_Chart] = (
     _Chart(
         "Messages",
         lambda value: f"{value:,.0f}",
