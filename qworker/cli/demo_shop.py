@@ -35,7 +35,7 @@ async def receipt(order: int, to: str) -> None:
     await asyncio.sleep(0.02 + 0.03 * (order % 5))
 
 
-@tasks.every(timedelta(days=1), name="mail.reminders", args=("everybody",))
+@tasks.every(timedelta(days=1), name="mail.reminders", args=("all readers",))
 @tasks.task(name="mail.reminder", queue="mail")
 async def reminder(to: str) -> None:
     """Send one mail later."""

@@ -167,7 +167,7 @@ class _Shop:
         await old.aclose()
 
     async def _put_schedules(self) -> None:
-        await tasks.schedules.put("newsletter.weekly", newsletter.call("everybody", 53), every=timedelta(days=7))
+        await tasks.schedules.put("newsletter.weekly", newsletter.call("all readers", 53), every=timedelta(days=7))
         await tasks.schedules.put("catalog.rebuild", index.call("everything"), every=timedelta(days=1))
         await tasks.schedules.pause("catalog.rebuild")
 
