@@ -39,15 +39,15 @@ PREFIX = "QWORKER_"
 # commands than to run most of them. A test compares it with the commands.
 _WRITTEN_DOWN = """
     add_host after all all_hosts allowed_host app archive arg args batch body burst cancel catch_up code compact
-    concurrency conf connections_per_address cron delay delete destination down dry_run due_at edit empty_ok env error
-    event every expires fail_perm_code fail_tmp_code file follow force format from_file front full grace_period group
-    health history hold host html id id_map ignore_down ignore_exists ignore_listener include_done include_failed
-    insecure interval isolated json keep kwargs limit lines link lock log_format log_level loop master max_body_size
-    max_connections max_memory max_messages max_rate max_tries memory message messages mode msgid name newest no_done
-    no_env no_lock no_open no_schedules on once open output overlap owner page paused port priority protocol queue
-    read_only rejects reload result root_path shutdown_timeout since size source staging_dir stall_timeout state
-    strict success_code task timeout topic trigger triggered ttl tz ui unique_key unix until url verbose
-    visibility_timeout wait wait_for_backend where workers yes
+    concurrency conf connections_per_address cron delay delete destination down dry_run due_at edit empty_ok env
+    error event every expires fail_perm_code fail_tmp_code file follow force format from_file front full
+    grace_period group health history hold host html id id_map ignore_down ignore_exists ignore_listener
+    include_done include_failed insecure interval isolated json keep kwargs limit lines link lock log_format
+    log_level loop master max_body_size max_connections max_memory max_messages max_rate max_tries memory message
+    messages mode msgid name newest no_done no_env no_lock no_open no_schedules on once open output overlap owner
+    page paused port priority protocol queue read_only rejects reload result root_path shutdown_timeout since size
+    source staging_dir stall_timeout state strict success_code task timeout topic trigger triggered ttl tz ui
+    unique_key unix until url verbose visibility_timeout wait wait_for_backend where workers yes
 """
 OPTIONS = frozenset(_WRITTEN_DOWN.split())
 

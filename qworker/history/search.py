@@ -28,7 +28,8 @@ class FoundEvents(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         events: The events, the newest first.
-        searched_to: Unix seconds to which all logs were searched. None: nothing is left to search.
+        searched_to: Unix seconds to which all logs were searched. None: nothing is left to search, or a log was not
+            searched yet.
         cursor: Where the next page begins. None: nothing is left to search.
     """
 
@@ -79,9 +80,10 @@ async def search_back(
             await newest.read(history, wanted)
             reads += 1
     places = {tail.log: place for tail in tails if (place := tail.place()) is not None}
+    reached = max((tail.reached for tail in tails if not tail.is_read), default=math.inf)
     return FoundEvents(
         events=sorted(found, key=lambda event: -event.at),
-        searched_to=max((tail.reached for tail in tails if tail.log in places and not tail.is_read), default=None),
+        searched_to=reached if math.isfinite(reached) else None,
         cursor=_encode(places) if places else None,
     )
 

@@ -28,7 +28,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An action on messages, as its user has confirmed it.
 
     Attributes:
-        user: Who has confirmed it. Nobody else can use it.
+        user: Who has confirmed it. No other user can use it.
         action: What is done.
         store: The URL of the store, without a password.
         queue: The queue.

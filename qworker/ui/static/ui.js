@@ -46,7 +46,8 @@ const update = async () => {
     location.reload();
     return;
   }
-  if (answer.status === 200) {
+  // 503: the store does not answer, and the page says so.
+  if (answer.status === 200 || answer.status === 503) {
     const text = await answer.text();
     if (isInUse()) return;
     tag = answer.headers.get("ETag");
