@@ -112,7 +112,8 @@ def warn_of_unknown() -> None:
     if not _INTERNAL.isdisjoint(names):
         # This is a process of a worker. The process that started it has printed the warning.
         return
-    known = {_variable(option) for option in OPTIONS} | VARIABLES
+    # The last one is the name of QWORKER_HTTP_TOKEN in 0.1. Servers refuse it.
+    known = {_variable(option) for option in OPTIONS} | VARIABLES | {"QWORKER_TOKEN"}
     for name in sorted({*names} - known):
         # The comparison leaves out the prefix, because all names have it.
         meant = did_you_mean(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known), PREFIX, _SIMILAR)
