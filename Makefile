@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-deep test-soak test-plain test-lowest test-bench test-pythons test-sparks check check-mypy check-pyright check-imports fix bench bench-spark docs docs-versions release clean
+.PHONY: help demo demo-ui test test-all test-deep test-soak test-plain test-lowest test-bench test-pythons test-sparks check check-mypy check-pyright check-imports fix bench bench-spark docs docs-versions screenshots release clean
 
 # Compiled modules are what makes the thousands of processes of the tests start quickly; and what a user has set for other
 # projects must not reach this one.
@@ -36,6 +36,10 @@ help: ## List the targets
 demo: ## Watch tasks run on a durable queue, a minute from a fresh clone
 	@.ci/venv.sh
 	@$(bin)/qworker demo
+
+demo-ui: ## Look at the dashboard of a store with messages in every state (ARGS="--port 8090")
+	@.ci/venv.sh
+	@$(bin)/qworker demo --ui $(ARGS)
 
 test: ## Run the tests that a change must pass, in 10 minutes (ARGS="-k name" narrows it)
 	@.ci/venv.sh test
@@ -132,6 +136,11 @@ docs: ## Build the site into site/, strictly
 docs-versions: ## Build the site of this tree and of the newest release, with a choice of the version
 	@.ci/venv.sh docs
 	@.ci/site_versions.sh
+
+screenshots: ## Take the pictures of the dashboard in docs/images again (fonts: fonts-inter, fonts-jetbrains-mono)
+	@.ci/venv.sh test
+	@tests/install-tools.sh
+	$(bin)/python -m tests.support.screenshots
 
 release: ## Build a release into dist/, check, install and test it, and publish nothing (TAG=v0.2.0 checks that too)
 	@.ci/venv.sh test release

@@ -13,6 +13,8 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _IMAGE = re.compile(r"!\[[^\]]*\]\((?!https?:)[^)]+\)\n*")
+_PICTURE = re.compile(r"<picture>.*?</picture>\n*", re.DOTALL)
+_SOURCE = re.compile(r'(src|srcset)="docs/([^"]+)"')
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -24,14 +26,14 @@ def readme_of_index(text: str, site: str | None) -> str:
         site: The address of the documentation site, or None.
     """
     if site is None:
-        return _LINK.sub(r"\2", _IMAGE.sub("", text))
+        return _LINK.sub(r"\2", _IMAGE.sub("", _PICTURE.sub("", text)))
 
     def absolute(found: re.Match[str]) -> str:
         page = found[3].removeprefix("docs/")
         page = re.sub(r"(^|/)README\.md$", r"\1index.md", page)
         return f"{found[1]}[{found[2]}]({site.rstrip('/')}/{re.sub(r'[.]md$', '.html', page)}{found[4] or ''})"
 
-    return _LINK.sub(absolute, text)
+    return _LINK.sub(absolute, _SOURCE.sub(rf'\1="{site.rstrip("/")}/\2"', text))
 
 
 class ReadmeHook(MetadataHookInterface):

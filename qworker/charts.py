@@ -1,13 +1,17 @@
-"""Charts as SVG text: lines over time, sparklines, ranges and bars. Pages show them without a script.
+"""Charts as HTML and SVG text: lines over time, sparklines, ranges and bars. Pages show them without a script.
 
-They contain no script and no style, only classes that the page colours.
+They contain no script and no style, only classes that `page.css` knows. A chart is as wide as its place, so the
+positions in it are per cent, and its labels have the same size everywhere.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from importlib.resources import files
+from itertools import groupby
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -19,21 +23,41 @@ __all__ = [
     "Range",
     "Series",
     "bar_chart",
+    "count_scale",
     "format_text",
     "line_chart",
-    "nice_ceiling",
+    "number_scale",
+    "page_style",
     "range_chart",
+    "seconds_scale",
     "sparkline",
 ]
 
 Unit = Callable[[float], str]
+# Returns the values of a scale from 0 to at least the given one.
+Scale = Callable[[float], Sequence[float]]
+_Point = tuple[float, float]
 
-_WIDTH, _HEIGHT = 720, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
-_ROW, _LABELS = 26, 220
-_SPARK_WIDTH, _SPARK_HEIGHT = 96, 24
+# The size of the plane of lines, which is stretched.
+_WIDTH, _HEIGHT = 1000.0, 100.0
+_SPARK_WIDTH, _SPARK_HEIGHT = 75, 20
 # The number of colours of a page.
 COLOURS = 8
+# Lines whose areas can be told apart.
+_MOST_AREAS = 3
+# The largest part of a scale that a line fills: one at the upper edge looks cut off.
+_FULL = 0.96
+# The ends of scales, with the number of their parts, times a power of ten.
+_ENDS = ((1.0, 2), (1.2, 3), (1.5, 3), (2.0, 2), (3.0, 3), (4.0, 4), (6.0, 3), (8.0, 4), (10.0, 2), (12.0, 3))
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+# Seconds between two labels of a time axis, and how many there can be.
+_STEPS = (
+    *(1, 2, 5, 10, 15, 30),
+    *(_MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
+    *(_HOUR * n for n in (1, 2, 3, 6, 12)),
+    *(_DAY * n for n in (1, 2, 7, 14, 28, 91, 182, 364)),
+)
+_MOST_LABELS = 6
 
 
 class Series(NamedTuple):
@@ -59,33 +83,53 @@ class Bar(NamedTuple):
     parts: Sequence[float]
 
 
-def line_chart(name: str, times: Sequence[float], series: Sequence[Series], unit: Unit) -> Markup:
-    """Draw lines over time, with a scale, a legend if there are several, and the values at the pointer."""
-    top = nice_ceiling(max((v for one in series for v in one.values if v is not None), default=0.0))
+def page_style() -> str:
+    """Return the style sheet of all pages that show charts."""
+    return files("qworker").joinpath("page.css").read_text()
+
+
+def line_chart(
+    name: str, times: Sequence[float], series: Sequence[Series], unit: Unit, scale: Scale, *, tooltips: bool = False
+) -> Markup:
+    """Draw lines over time, with a scale, and a legend with the last values.
+
+    Args:
+        name: What it shows.
+        times: Unix seconds, in their order.
+        series: The lines.
+        unit: Makes a text of a value.
+        scale: The function that makes the scale.
+        tooltips: Whether each time has its values as a tooltip, for pages without a script.
+    """
+    ticks = scale(max((v for one in series for v in one.values if v is not None), default=0.0) / _FULL)
     xs = _positions(times)
-    parts = [_grid(top, unit), _time_axis(times, xs)]
-    parts += [
-        _element("path", d=_path(xs, one.values, top), class_=f"line c{i % COLOURS}") for i, one in enumerate(series)
-    ]
-    parts.append(_tooltip(times, xs, series, unit))
-    chart = _svg(name, _HEIGHT, parts)
-    return _figure(name, chart, [one.name for one in series] if len(series) > 1 else [])
+    lines: list[Markup] = []
+    for i, one in enumerate(series):
+        runs = _runs(
+            (x, None if v is None else _HEIGHT * (1 - v / ticks[-1])) for x, v in zip(xs, one.values, strict=True)
+        )
+        colour = f"c{i % COLOURS}"
+        if len(series) <= _MOST_AREAS and i == 0:
+            lines.append(_element("path", d=_area(runs, _HEIGHT), class_=f"area {colour}"))
+        lines.append(_element("path", d=_line(runs), class_=f"line {colour}"))
+    plane = _element("svg", *lines, viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}", preserveAspectRatio="none", class_="plane")
+    parts = [_grid(ticks, unit), _time_axis(times), plane, _tooltips(times, series, unit) if tooltips else ""]
+    label = ". ".join([name, *(_spoken(one, unit) for one in series)])
+    legend = [(one.name, _last(one.values, unit)) for one in series]
+    return _figure(name, legend, _element("svg", *parts, class_="lines", role="img", aria_label=label))
 
 
 def sparkline(name: str, values: Sequence[float | None]) -> Markup:
-    """Draw one small line from 0 to its largest value, without a scale."""
-    top = max((value for value in values if value is not None), default=0.0) or 1.0
-    points: list[str] = []
-    pen_down = False
-    for i, value in enumerate(values):
-        if value is not None:
-            x = 1 + (_SPARK_WIDTH - 2) * i / max(1, len(values) - 1)
-            y = _SPARK_HEIGHT - 2 - (_SPARK_HEIGHT - 4) * value / top
-            points.append(f"{'L' if pen_down else 'M'}{x:.1f} {y:.1f}" + ("" if pen_down else "h.01"))
-        pen_down = value is not None
-    line = _element("path", d="".join(points), class_="line c0")
+    """Draw one small area from 0 to somewhat above its largest value, without a scale."""
+    top = max((value for value in values if value is not None), default=0.0) / _FULL or 1.0
+    # The sides and the floor are outside of what is shown, so that only the upper edge has a line.
+    step = (_SPARK_WIDTH + 4) / max(1, len(values) - 1)
+    runs = _runs(
+        (i * step - 2, None if v is None else (_SPARK_HEIGHT - 1) * (1 - v / top)) for i, v in enumerate(values)
+    )
+    area = _element("path", d=_area(runs, _SPARK_HEIGHT + 2, digits=0))
     return _element(
-        "svg", line, viewBox=f"0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}", class_="spark", role="img", aria_label=name
+        "svg", area, viewBox=f"0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}", class_="spark", role="img", aria_label=name
     )
 
 
@@ -94,39 +138,32 @@ def range_chart(name: str, rows: Sequence[Range], unit: Unit) -> Markup:
     values = [v for row in rows for v in (row.low, row.middle, row.high) if v > 0]
     low = math.floor(math.log10(min(values))) if values else -3
     high = max(low + 1, math.ceil(math.log10(max(values)))) if values else 0
-    width = _WIDTH - _LABELS - _RIGHT
 
-    def x(value: float) -> float:
+    def x(value: float) -> str:
         place = math.log10(max(value, 10.0**low)) - low
-        return _LABELS + width * min(1.0, place / (high - low))
+        return f"{100 * min(1.0, place / (high - low)):.2f}%"
 
-    height = _TOP + _ROW * len(rows) + _BOTTOM
-    parts = [_vertical_line(x(10.0**power), height, unit(10.0**power)) for power in range(low, high + 1)]
-    for i, row in enumerate(rows):
-        y = _TOP + _ROW * (i + 0.5)
-        shape = _element("line", x1=x(row.low), x2=max(x(row.high), x(row.low) + 1), y1=y, y2=y, class_="range c0")
-        dot = _element("circle", cx=x(row.middle), cy=y, r=4, class_="dot c0")
-        parts.append(_row(row.label, y, f"{unit(row.low)} · {unit(row.middle)} · {unit(row.high)}", shape + dot))
-    return _figure(name, _svg(name, height, parts), [])
+    shown: list[tuple[str, Markup, str]] = []
+    for row in rows:
+        line = _element("line", x1=x(row.low), x2=x(row.high), y1="50%", y2="50%", class_="range c0")
+        dot = _element("circle", cx=x(row.middle), cy="50%", r=5, class_="dot c0")
+        words = " · ".join(unit(value) for value in (row.low, row.middle, row.high))
+        shown.append((row.label, line + dot, words))
+    return _figure(name, [], _rows(name, shown))
 
 
 def bar_chart(name: str, parts_of: Sequence[str], rows: Sequence[Bar], unit: Unit) -> Markup:
     """Draw the parts of each row next to one another, on a scale from 0."""
-    top = nice_ceiling(max((sum(row.parts) for row in rows), default=0.0))
-    width = _WIDTH - _LABELS - _RIGHT
-    height = _TOP + _ROW * len(rows) + _BOTTOM
-    parts = [_vertical_line(_LABELS + width * value / top, height, unit(value)) for value in _ticks(top)]
-    for i, row in enumerate(rows):
-        y = _TOP + _ROW * (i + 0.5)
-        x = float(_LABELS)
-        shapes = Markup()
-        for j, value in enumerate(row.parts):
-            length = width * value / top
-            shapes += _element("rect", x=x, y=y - 8, width=length, height=16, class_=f"bar c{j % COLOURS}")
+    top = max((sum(row.parts) for row in rows), default=0.0) or 1.0
+    shown: list[tuple[str, Markup, str]] = []
+    for row in rows:
+        x, bars = 0.0, Markup()
+        for i, value in enumerate(row.parts):
+            length = 100 * value / top
+            bars += _element("rect", x=f"{x:.2f}%", width=f"{length:.2f}%", height="100%", class_=f"bar c{i % COLOURS}")
             x += length
-        words = ", ".join(f"{unit(value)} {what}" for what, value in zip(parts_of, row.parts, strict=True))
-        parts.append(_row(row.label, y, words, shapes))
-    return _figure(name, _svg(name, height, parts), parts_of if len(parts_of) > 1 else [])
+        shown.append((row.label, bars, " · ".join(unit(value) for value in row.parts)))
+    return _figure(name, [(part, "") for part in parts_of], _rows(name, shown))
 
 
 def format_text(value: object) -> str:
@@ -139,22 +176,39 @@ def format_text(value: object) -> str:
     return "\n".join(printable(line) for line in str(value).split("\n"))
 
 
-def nice_ceiling(value: float) -> float:
-    """Return the smallest of 1, 2, 4, 5, 6, 8 or 10 times a power of ten that is not below `value`, or 1 for 0."""
-    if value <= 0:
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))
+# -- scales ------------------------------------------------------------------------------------------------------------
 
 
-def _ticks(top: float) -> list[float]:
-    """Return the values of a scale that ends at a `nice_ceiling`: parts of it that are round themselves."""
-    lead = round(top / 10.0 ** math.floor(math.log10(top) + 1e-9))
-    parts = {6: 3, 2: 4, 4: 4, 8: 4}.get(lead, 5)
+def number_scale(most: float) -> list[float]:
+    """Return a scale in round numbers."""
+    return _scale(most, is_whole=False)
+
+
+def count_scale(most: float) -> list[float]:
+    """Return a scale in whole numbers."""
+    return _scale(max(most, 1.5), is_whole=True)
+
+
+def seconds_scale(most: float) -> list[float]:
+    """Return a scale in round numbers of seconds, minutes, hours or days."""
+    unit = next((one for one in (_DAY, _HOUR, _MINUTE) if most >= 1.5 * one), 1)
+    return [unit * value for value in _scale(most / unit, is_whole=unit > 1)]
+
+
+def _scale(most: float, *, is_whole: bool) -> list[float]:
+    if most <= 0:
+        return [0.0, 1.0]
+    power = 10.0 ** math.floor(math.log10(most))
+    ends = ((end * power, parts) for end, parts in _ENDS)
+    top, parts = next(
+        (top, parts)
+        for top, parts in ends
+        if top >= most * (1 - 1e-9) and (not is_whole or math.isclose(top / parts % 1, 0, abs_tol=1e-9))
+    )
     return [top * i / parts for i in range(parts + 1)]
 
 
-# -- the pieces -------------------------------------------------------------------------------------------------------
+# -- the pieces --------------------------------------------------------------------------------------------------------
 
 
 def _element(name: str, *content: str, **attributes: str | float) -> Markup:
@@ -163,109 +217,120 @@ def _element(name: str, *content: str, **attributes: str | float) -> Markup:
     Args:
         name: Its name, which must not be foreign text.
         content: Text, which is escaped, and markup.
-        attributes: The attributes, which are escaped. `class_` is `class`, and `aria_label` is `aria-label`. Numbers
+        attributes: The attributes, which are text too. `class_` is `class`, and `aria_label` is `aria-label`. Numbers
             are shortened.
     """
     pairs = Markup().join(
         Markup(' {}="{}"').format(
             key.rstrip("_").replace("_", "-"),
-            value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip("."),
+            format_text(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip("."),
         )
         for key, value in attributes.items()
     )
     return Markup("<{0}{1}>{2}</{0}>").format(name, pairs, Markup().join(map(format_text, content)))
 
 
-def _figure(name: str, chart: Markup, legend: Sequence[str]) -> Markup:
-    keys = [_element("li", _element("span", class_=f"key c{i % COLOURS}"), one) for i, one in enumerate(legend)]
+def _figure(name: str, legend: Sequence[tuple[str, str]], chart: Markup) -> Markup:
+    keys = [
+        _element("li", _element("span", class_=f"key c{i % COLOURS}"), f"{word} ", _element("b", value))
+        for i, (word, value) in enumerate(legend)
+    ]
     return _element(
         "figure", _element("figcaption", name), _element("ul", *keys, class_="legend") if keys else "", chart
     )
 
 
-def _svg(name: str, height: float, parts: Sequence[Markup]) -> Markup:
-    return _element("svg", *parts, viewBox=f"0 0 {_WIDTH} {height:g}", role="img", aria_label=name)
+def _rows(name: str, rows: Sequence[tuple[str, Markup, str]]) -> Markup:
+    """Return a table with a label, a picture and the numbers in each row."""
+    lines = [
+        _element(
+            "tr",
+            _element("th", label, scope="row"),
+            _element("td", _element("svg", shapes, class_="row", aria_hidden="true")),
+            _element("td", words),
+        )
+        for label, shapes, words in rows
+    ]
+    return _element("table", _element("caption", name, class_="hidden"), _element("tbody", *lines), class_="bars")
 
 
 def _positions(times: Sequence[float]) -> list[float]:
     """Return the position of each time, from the left edge to the right one."""
-    width = _WIDTH - _LEFT - _RIGHT
-    return [_LEFT + width * i / max(1, len(times) - 1) for i in range(len(times))]
+    span = times[-1] - times[0] if times else 0.0
+    return [_WIDTH * (at - times[0]) / (span or 1.0) for at in times]
 
 
-def _y_position(value: float, top: float) -> float:
-    return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / top
+def _runs(points: Iterable[tuple[float, float | None]]) -> list[list[_Point]]:
+    """Split points at those without a value."""
+    groups = groupby(points, key=lambda point: point[1] is not None)
+    return [[(x, y) for x, y in run if y is not None] for has_value, run in groups if has_value]
 
 
-def _path(xs: Sequence[float], values: Sequence[float | None], top: float) -> str:
+def _line(runs: Sequence[Sequence[_Point]]) -> str:
     """Draw a line that is interrupted where there is no value. A single value is a dot."""
-    commands: list[str] = []
-    pen_down = False
-    for x, value in zip(xs, values, strict=True):
-        if value is None:
-            pen_down = False
-            continue
-        commands.append(
-            f"{'L' if pen_down else 'M'}{x:.1f} {_y_position(value, top):.1f}" + ("" if pen_down else "h.01")
-        )
-        pen_down = True
-    return "".join(commands)
+    return "".join(f"M{_pairs(run)}" + ("h.01" if len(run) == 1 else "") for run in runs)
 
 
-def _grid(top: float, unit: Unit) -> Markup:
-    parts: list[Markup] = []
-    for value in _ticks(top):
-        y = _y_position(value, top)
-        parts.append(_element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
-        # The lowest label is above the line, because the times are below it.
-        parts.append(_element("text", unit(value), x=_LEFT - 6, y=y + (4 if value else -1), class_="end"))
-    return Markup().join(parts)
-
-
-def _vertical_line(x: float, height: float, label: str) -> Markup:
-    """Draw a line of a scale below the rows."""
-    line = _element("line", x1=x, x2=x, y1=_TOP, y2=height - _BOTTOM, class_="grid")
-    return line + _element("text", label, x=x, y=height - _BOTTOM + 16, class_="mid")
-
-
-def _row(label: str, y: float, words: str, shapes: Markup) -> Markup:
-    shown = label if len(label) <= 32 else label[:31] + "…"
-    name = _element("text", shown, x=_LABELS - 8, y=y + 4, class_="end")
-    return _element("g", _element("title", f"{label}: {words}"), name, shapes)
-
-
-def _time_axis(times: Sequence[float], xs: Sequence[float]) -> Markup:
-    if not times:
-        return Markup()
-    shown = _time_format(times[-1] - times[0])
-    every = max(1, math.ceil(len(times) / 7))
-    return Markup().join(
-        _element("text", _moment(times[i], shown), x=xs[i], y=_HEIGHT - _BOTTOM + 20, class_="mid")
-        for i in range(0, len(times), every)
-        if xs[i] < _WIDTH - _RIGHT - 20 or i == 0
+def _area(runs: Sequence[Sequence[_Point]], floor: float, digits: int = 1) -> str:
+    """Draw what is below a line."""
+    return "".join(
+        f"M{run[0][0]:.{digits}f} {floor:g} {_pairs(run, digits)} {run[-1][0]:.{digits}f} {floor:g}Z" for run in runs
     )
 
 
-def _time_format(span_s: float) -> str:
-    if span_s < 600:
-        return "%H:%M:%S"
-    return "%H:%M" if span_s < 86_400 else "%m-%d %H:%M" if span_s < 14 * 86_400 else "%Y-%m-%d"
+def _pairs(points: Sequence[_Point], digits: int = 1) -> str:
+    return " ".join(f"{x:.{digits}f} {y:.{digits}f}" for x, y in points)
+
+
+def _grid(ticks: Sequence[float], unit: Unit) -> Markup:
+    parts: list[Markup] = []
+    for value in ticks:
+        y = f"{100 * (1 - value / ticks[-1]):.2f}%"
+        parts.append(_element("line", x2="100%", y1=y, y2=y, class_="grid"))
+        label = re.sub(r"\.0(?!\d)", "", unit(value)) if value else "0"
+        parts.append(_element("text", label, x=-8, y=y, dy=4, class_="end"))
+    return Markup().join(parts)
+
+
+def _time_axis(times: Sequence[float]) -> Markup:
+    """Draw labels at round times. A script can show them in another zone."""
+    if len(times) < 2:
+        return Markup()
+    first, span = times[0], times[-1] - times[0]
+    step = next((step for step in _STEPS if span / step < _MOST_LABELS), _STEPS[-1])
+    shown = "%H:%M:%S" if step < _MINUTE else "%H:%M" if step < _DAY else "%d %b"
+    labels: list[Markup] = []
+    at = math.ceil(first / step) * step
+    while at <= times[-1]:
+        x = f"{100 * (at - first) / span:.2f}%"
+        labels.append(_element("text", _moment(at, shown), x=x, y="100%", dy=20, class_="mid", data_at=at))
+        at += step
+    return Markup().join(labels)
 
 
 def _moment(at: float, shown: str) -> str:
     return datetime.fromtimestamp(at, UTC).strftime(shown)
 
 
-def _tooltip(times: Sequence[float], xs: Sequence[float], series: Sequence[Series], unit: Unit) -> Markup:
+def _tooltips(times: Sequence[float], series: Sequence[Series], unit: Unit) -> Markup:
     """Draw an invisible strip for each time that shows its values."""
-    step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(times) - 1)
+    width = 100 / max(1, len(times) - 1)
     strips: list[Markup] = []
     for i, at in enumerate(times):
         told = [f"{one.name}: {unit(v)}" for one in series if (v := one.values[i]) is not None]
         words = _element("title", "\n".join([_moment(at, "%Y-%m-%d %H:%M:%S UTC"), *told]))
-        strips.append(
-            _element(
-                "rect", words, x=xs[i] - step / 2, y=_TOP, width=step, height=_HEIGHT - _TOP - _BOTTOM, class_="hover"
-            )
-        )
+        x = f"{width * (i - 0.5):.2f}%"
+        strips.append(_element("rect", words, x=x, width=f"{width:.2f}%", height="100%", class_="hover"))
     return Markup().join(strips)
+
+
+def _last(values: Sequence[float | None], unit: Unit) -> str:
+    return "" if not values or values[-1] is None else unit(values[-1])
+
+
+def _spoken(one: Series, unit: Unit) -> str:
+    """Return what a person needs to hear of a line."""
+    known = [value for value in one.values if value is not None]
+    if not known:
+        return f"{one.name}: no value"
+    return f"{one.name}: now {unit(known[-1])}, least {unit(min(known))}, most {unit(max(known))}"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Install the programs that the tests run: a Redis server and others that speak its protocol, curl, strace, libfaketime and bindfs, and where Spark
-# is tested a Java for it and for an HTTP client, and a browser for its reports. Does nothing when they are there; needs root or sudo, and Debian's packages, when they are not.
+# Install the programs that the tests run: a Redis server and others that speak its protocol, curl, strace, libfaketime, bindfs and a browser, and
+# where Spark is tested a Java for it and for an HTTP client. Does nothing when they are there; needs root or sudo, and Debian's packages, when they
+# are not.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -41,10 +42,10 @@ command -v ip >/dev/null || packages+=(iproute2)
 has_faketime && command -v faketime >/dev/null || packages+=(libfaketime faketime)
 command -v mkfs.ext4 >/dev/null || [ -x /usr/sbin/mkfs.ext4 ] || packages+=(e2fsprogs)
 command -v bindfs >/dev/null || packages+=(bindfs)
+command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || packages+=(chromium-headless-shell)
 command -v cc >/dev/null || packages+=(gcc libc6-dev)
 if [ -d tests/spark ]; then
     command -v java >/dev/null || packages+=(openjdk-17-jre-headless)
-    command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || packages+=(chromium-headless-shell)
 fi
 [ ${#packages[@]} -gt 0 ] || exit 0
 

@@ -1,9 +1,8 @@
-"""`qworker demo`: kill a worker process, and show that its messages run again."""
+"""`qworker demo`: kill a worker process, and show that its messages run again. Or show the dashboard."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -20,9 +19,12 @@ from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.cli.demo_app import DEMO_LOG, hopeless, long, short, stumbling, tasks
+from qworker.cli.demo_ui import serve_demo
+from qworker.cli.demo_worker import start_worker
 from qworker.cli.options import Command, run
 from qworker.cli.output import echo
-from qworker.errors import QworkerError
+from qworker.cli.ui import DEFAULT_PORT
+from qworker.errors import QworkerError, UsageError
 from qworker.logs import one_line
 from qworker.message import Query, QueueStats, State
 
@@ -34,10 +36,6 @@ _CONCURRENCY = 4
 # Seconds for each step on a busy machine. An idle one needs a few seconds for all of them.
 _PATIENCE_S = 60.0
 _EXIT_FAILED = 1
-# The worker gets `sys.path` from this process. With `-m` it would not find qworker inside a zipapp.
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from qworker.cli.main import main; sys.exit(main())"
-)
 
 
 class _DemoError(QworkerError):
@@ -56,13 +54,24 @@ class _Note(msgspec.Struct, frozen=True):
 
 @click.command("demo", cls=Command)
 @click.option("--keep", is_flag=True, help="Keep the temporary directory.")
-def command(keep: bool) -> int:
+@click.option("--ui", is_flag=True, help="Serve the dashboard of a demo store until Ctrl-C. Needs the extra ui.")
+@click.option("--port", metavar="PORT", type=int, help="Port of --ui instead of 8081. 0: a free port.")
+def command(keep: bool, ui: bool, port: int | None) -> int:
     """Show that a killed worker loses no message.
 
     Takes a few seconds, and needs nothing but Python. Enqueues a few dozen calls in a queue in a temporary directory,
     starts a worker process, and kills it with SIGKILL while it runs a message. The message runs again in the next
     worker. One call fails and then succeeds, and one fails permanently. Exit status 0 only if all of that happened.
+
+    With --ui, the temporary directory has queues with messages in every state and workers that run them. The command
+    prints a link to the dashboard.
     """
+    if ui:
+        if keep:
+            raise UsageError("--keep is not for --ui")
+        return serve_demo(DEFAULT_PORT if port is None else port)
+    if port is not None:
+        raise UsageError("--port is for --ui")
     root = tempfile.mkdtemp(prefix="qworker-demo-")
     try:
         return run(_Demo(root).run())
@@ -161,13 +170,10 @@ class _Demo:
     # -- the worker --------------------------------------------------------------------------------------------------
 
     def _start_worker(self) -> subprocess.Popen[bytes]:
-        arguments = ["run", "qworker.cli.demo_app:tasks", "--concurrency", str(_CONCURRENCY), "--log-level", "error"]
-        self._worker = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(sys.path), *arguments],
-            env={**os.environ, "QWORKER_URL": self._url, DEMO_LOG: self._ledger},
-            stdin=subprocess.DEVNULL,
-        )
-        self._say(f"started worker {self._worker.pid}: qworker {' '.join(arguments[:4])}")
+        arguments = ["qworker.cli.demo_app:tasks", "--concurrency", str(_CONCURRENCY)]
+        env = {"QWORKER_URL": self._url, DEMO_LOG: self._ledger}
+        self._worker = start_worker([*arguments, "--log-level", "error"], env)
+        self._say(f"started worker {self._worker.pid}: qworker run {' '.join(arguments)}")
         return self._worker
 
     def _end_worker(self) -> None:

@@ -35,14 +35,15 @@ if TYPE_CHECKING:
     from qworker.server.app import MqApp
     from qworker.ui.app import Dashboard
 
-__all__ = ["command", "import_ui", "mount_dashboard"]
+__all__ = ["DEFAULT_PORT", "command", "import_ui", "mount_dashboard", "serve_ui"]
 
 log = structlog.get_logger()
+DEFAULT_PORT = 8081
 
 
 @click.command("ui", cls=URLCommand)
 @click.argument("url")
-@listen_options(8081)
+@listen_options(DEFAULT_PORT)
 @click.option(
     "--allowed-host",
     metavar="NAME",
@@ -155,6 +156,20 @@ class _Place(msgspec.Struct, frozen=True):
             return f"http://localhost:{self.port}"
         name = self.names[0] if self.names else self.host
         return f"http://{f'[{name}]' if ':' in name else name}:{listener.getsockname()[1]}"
+
+
+async def serve_ui(url: str, port: int, tasks: Tasks) -> None:
+    """Serve the dashboard of an app's store to this machine until a signal, and print a link that logs in.
+
+    Args:
+        url: The URL of the backend.
+        port: The port. 0: a free one.
+        tasks: The app.
+
+    Raises:
+        BackendUnavailable: The port or the store cannot be used.
+    """
+    await _serve(url, _Place("127.0.0.1", port, None, [], "", opens=False), tasks, read_only=False)
 
 
 async def _serve(url: str, place: _Place, tasks: Tasks | None, *, read_only: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from qworker.charts import page_style
 from qworker.ui.paths import path_of
 
 __all__ = ["ASSET_PATH", "asset_path", "serve_asset"]
@@ -40,7 +41,8 @@ async def serve_asset(request: Request) -> Response:
 
 @cache
 def _asset(name: str) -> bytes:
-    return files("qworker.ui").joinpath("static", name).read_bytes()
+    own = files("qworker.ui").joinpath("static", name).read_bytes()
+    return page_style().encode() + own if name == "ui.css" else own
 
 
 @cache

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import msgspec
 import pytest
 from markupsafe import Markup
+from playwright.sync_api import Browser, Page
 
-from qworker.charts import Series, format_text, line_chart, nice_ceiling
+from qworker.charts import Scale, Series, count_scale, format_text, line_chart, number_scale, seconds_scale
 from qworker.cli.main import main
 from qworker.errors import MissingExtra
 from qworker.pipeline.report import page
@@ -25,10 +27,10 @@ from qworker.pipeline.report.model import (
     TimeStep,
     WorkerShare,
 )
-from tests.support.browser import colours, document
+from tests.support.browser import open_browser
 from tests.support.missing_modules import output_without
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
 START = 1_763_971_200.0
 # What a message could bring: each would run, load or break something if it were taken for markup.
@@ -38,6 +40,19 @@ HOSTILE = (
     "</title></style><svg onload=\"document.title='owned'\">",
     "' onmouseover='document.title=1' \x1b[31m\x00\ud800",
 )
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Browser]:
+    with open_browser() as found:
+        yield found
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Generator[Page]:
+    page = browser.new_page()
+    yield page
+    page.close()
 
 
 def made(name: str) -> Report:
@@ -66,11 +81,12 @@ def made(name: str) -> Report:
 
 
 @pytest.mark.parametrize("words", [pytest.param("".join(HOSTILE), id="hostile")])
-def test_nothing_that_a_message_brings_is_taken_for_markup(words: str, tmp_path: Path) -> None:
+def test_nothing_that_a_message_brings_is_taken_for_markup(words: str, tmp_path: Path, tab: Page) -> None:
     file = tmp_path / "report.html"
     file.write_text(page(made(words)))
-    seen = document(tmp_path, file)
-    assert "<title>qworker report: file:///" in seen
+    tab.goto(file.as_uri())
+    assert tab.title().startswith("qworker report: file:///")
+    seen = tab.content()
     # As text they are all there; as elements and attributes, none.
     assert "&lt;script&gt;document.title='owned'&lt;/script&gt;" in seen
     outside = re.sub(r">[^<]*<", "><", seen)
@@ -78,18 +94,20 @@ def test_nothing_that_a_message_brings_is_taken_for_markup(words: str, tmp_path:
     assert not re.search(r"<[^>]*\son\w+=", re.sub(r'"[^"]*"', '""', outside))
     # The control: the same browser does run what is not escaped.
     file.write_text(f"<title>plain</title><p>{HOSTILE[0]}</p>")
-    assert "<title>owned</title>" in document(tmp_path, file)
+    tab.goto(file.as_uri())
+    assert tab.title() == "owned"
 
 
-def test_the_policy_forbids_what_would_slip_through_and_lets_the_style_in(tmp_path: Path) -> None:
+def test_the_policy_forbids_what_would_slip_through_and_lets_the_style_in(tmp_path: Path, tab: Page) -> None:
     text = page(made("thumbs"))
     file = tmp_path / "report.html"
     file.write_text(text.replace("</header>", f"{HOSTILE[0]}{HOSTILE[1]}</header>"))
-    assert "<title>qworker report: file:///thumbs</title>" in document(tmp_path, file)
-    shown = colours(tmp_path, file)
-    # Lines of three colours, panels and a background: the style sheet's hash is right, and the plots are drawn.
-    for colour in ((0x2F, 0x6F, 0xB2), (0xD9, 0x82, 0x2B), (0x2E, 0x8B, 0x57), (0xF6, 0xF7, 0xF9)):
-        assert shown[colour] > 50, (colour, shown.most_common(8))
+    tab.goto(file.as_uri())
+    assert tab.title() == "qworker report: file:///thumbs"
+    # The style sheet's hash is right, and the lines of the charts have its colours.
+    strokes = tab.eval_on_selector_all("path.line", "(all) => all.map((one) => getComputedStyle(one).stroke)")
+    assert len({*strokes}) == 4
+    assert "none" not in strokes
 
 
 def test_a_page_names_no_other_place() -> None:
@@ -128,17 +146,29 @@ def test_only_the_page_needs_jinja_and_says_so_before_the_report_is_computed(
 
 
 def test_a_line_is_broken_where_there_is_no_value() -> None:
-    drawn = line_chart("x", [0.0, 1.0, 2.0, 3.0], [Series("a", [1.0, None, 2.0, 3.0])], format_count)
-    (path,) = re.findall(r'd="([^"]*)"', drawn)
-    assert path.count("M") == 2
-    assert path.count("L") == 1
+    drawn = line_chart("x", [0.0, 1.0, 2.0, 3.0], [Series("a", [1.0, None, 2.0, 3.0])], format_count, count_scale)
+    area, line = re.findall(r'd="([^"]*)"', drawn)
+    assert (area.count("M"), area.count("Z")) == (2, 2)
+    assert line == "M0.0 75.0h.01M666.7 50.0 1000.0 25.0"
+    assert 'aria-label="x. a: now 3, least 1, most 3"' in drawn
 
 
 @pytest.mark.parametrize(
-    ("value", "top"), [(0, 1), (1, 1), (1.01, 2), (3, 4), (9.5, 10), (10, 10), (0.0042, 0.005), (123_456, 200_000)]
+    ("scale", "value", "values"),
+    [
+        (number_scale, 0, [0, 1]),
+        (number_scale, 0.0042, [0, 0.002, 0.004, 0.006]),
+        (number_scale, 1.1, [0, 0.4, 0.8, 1.2]),
+        (number_scale, 123_456, [0, 50_000, 100_000, 150_000]),
+        (count_scale, 1.1, [0, 1, 2]),
+        (count_scale, 10.5, [0, 4, 8, 12]),
+        (seconds_scale, 45, [0, 20, 40, 60]),
+        (seconds_scale, 700, [0, 240, 480, 720]),
+        (seconds_scale, 40_000, [0, 14_400, 28_800, 43_200]),
+    ],
 )
-def test_a_scale_ends_at_a_round_number(value: float, top: float) -> None:
-    assert nice_ceiling(value) == pytest.approx(top)
+def test_a_scale_has_round_numbers(scale: Scale, value: float, values: list[float]) -> None:
+    assert scale(value) == pytest.approx(values)
 
 
 def test_figures_are_said_shortly() -> None:

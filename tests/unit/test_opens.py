@@ -13,11 +13,13 @@ ELSEWHERE = {
     "qworker/kit/linux.py": "/proc, and a directory to ask for its file system (O_PATH opens nothing)",
     "qworker/pipeline/spark/storage.py": "the lake of the user, a directory that only the user's jobs write to",
     "qworker/pipeline/report/html.py": "a file of the package",
+    "qworker/charts.py": "a file of the package",
     "qworker/ui/assets.py": "a file of the package",
     "qworker/settings.py": "the user's settings",
     "qworker/cli/pipeline/report.py": "the report that the user asked for, where the user wants it",
     "qworker/cli/demo.py": "a new directory of the demo",
     "qworker/cli/demo_app.py": "a new directory of the demo",
+    "qworker/cli/demo_ui.py": "a new directory of the demo",
     "backends/qworker_redis/scripts.py": "files of the package",
 }
 PATH_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "touch"}

@@ -215,6 +215,11 @@ def test_a_release_needs_the_address_of_its_site_and_a_dry_run_does_not() -> Non
         ),
         ("[a](SECURITY.md), [b](#b)", "a, [b](#b)", "[a](https://x.example/stable/SECURITY.html), [b](#b)"),
         ("![the page](docs/a.png)\n\nnext", "next", "![the page](https://x.example/stable/a.png)\n\nnext"),
+        (
+            '<picture>\n<img src="docs/a.webp">\n</picture>\n\nnext',
+            "next",
+            '<picture>\n<img src="https://x.example/stable/a.webp">\n</picture>\n\nnext',
+        ),
         ("[x](https://example.org)", "[x](https://example.org)", "[x](https://example.org)"),
     ],
 )
@@ -230,7 +235,7 @@ def test_a_package_has_the_readme_and_none_of_its_links_is_relative(wheel: Path)
         text = archive.read(name).decode()
     assert "Description-Content-Type: text/markdown" in text
     assert "# qworker\n" in text
-    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", text.partition("# qworker\n")[2]) == []
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)|(?:src|srcset)=\"(?!https?:)", text.partition("# qworker\n")[2]) == []
 
 
 @pytest.mark.parametrize("workflow", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.name)

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -38,8 +39,8 @@ from qworker.ui.looks import Looks
 from qworker.ui.problems import problems_of
 from qworker.ui.watch import Watch
 from qworker_memory import MemoryBackend
-from tests.support.browser import document
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 CALL = b'{"task":"mail","args":["a@example.org"],"kwargs":{"api_key":"k-123","deep":[{"Password":"hunter2"}]}}'
 HOSTILE = (
     b"<script>document.title='owned'</script><img src=x onerror=alert(1)>\x1b[31m\xe2\x80\xae",
@@ -64,7 +65,6 @@ async def served(
     *,
     root: str = "",
     role: Any = "admin",
-    wrap: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """Serve a dashboard to somebody who is logged in, unless there are other options."""
@@ -80,7 +80,7 @@ async def served(
     options = options or {"authorize": known}
     dashboard = Dashboard(Watch(opened), **options)
     listener, ended = bind("127.0.0.1", 0), asyncio.Event()
-    app = below(dashboard if wrap is None else wrap(dashboard), root)
+    app = below(dashboard, root)
     server = asyncio.create_task(Server(app, limited_protocol()).serve_until(ended, listener))
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
@@ -245,31 +245,6 @@ async def test_texts_from_messages_are_shown_as_text() -> None:
         assert body.content == HOSTILE[1]
         assert body.headers["content-type"] == "application/octet-stream"
         assert body.headers["content-disposition"].startswith("attachment")
-
-
-def renaming(dashboard: Any) -> Any:
-    """The dashboard, in which the name of the queue odd is new when the script asks for it."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        async def renamed(message: Any) -> None:
-            if (b"x-qworker-fragment", b"1") in scope["headers"] and message.get("body"):
-                message = {**message, "body": message["body"].replace(b"<h1>odd ", b"<h1>new ")}
-            await send(message)
-
-        await dashboard(scope, receive, renamed)
-
-    return app
-
-
-async def test_a_browser_runs_only_the_script_of_the_page_which_updates_it(tmp_path: Path) -> None:
-    async with store() as backend, served(backend, wrap=renaming) as client:
-        await fill(backend)
-        assert "<h1>odd " in (await client.get("/q/odd")).text
-        shown = await asyncio.to_thread(document, tmp_path, f"{client.base_url}/q/odd")
-    assert "<title>odd" in shown
-    assert "<h1>new " in shown
-    assert re.search(r'<span id="live"[^>]*class="live good"[^>]*>Live</span>', shown)
-    assert 'id="x"' not in shown
 
 
 async def test_a_page_tells_what_is_known_of_a_message() -> None:
@@ -502,8 +477,11 @@ def test_problems_follow_fixed_rules() -> None:
     }
 
 
-def test_files_of_others_are_those_that_the_table_names() -> None:
-    static = importlib.resources.files("qworker.ui") / "static"
-    rows = re.findall(r"^\| `([^`]+)` \|.* `([0-9a-f]{64})` \|", (static / "VENDORED.md").read_text(), re.MULTILINE)
-    assert {name: hashlib.sha256((static / name).read_bytes()).hexdigest() for name, _ in rows} == dict(rows)
-    assert {name for name, _ in rows} == {"idiomorph.js"}
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [(importlib.resources.files("qworker.ui") / "static", {"idiomorph.js"}), (FIXTURES / "axe", {"axe.min.js"})],
+)
+def test_files_of_others_are_those_that_the_table_names(folder: Traversable, names: set[str]) -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|.* `([0-9a-f]{64})` \|", (folder / "VENDORED.md").read_text(), re.MULTILINE)
+    assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name, _ in rows} == dict(rows)
+    assert {name for name, _ in rows} == names

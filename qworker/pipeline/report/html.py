@@ -32,7 +32,7 @@ __all__ = ["render"]
 
 def render(report: Report) -> str:
     """Return the complete document."""
-    style = files("qworker.pipeline.report").joinpath("templates/page.css").read_text()
+    style = plots.page_style() + files("qworker.pipeline.report").joinpath("templates/report.css").read_text()
     environment = Environment(
         loader=PackageLoader("qworker.pipeline.report"),
         autoescape=True,
@@ -73,15 +73,19 @@ def _plots(report: Report) -> list[Markup]:
         plots.Series("failed", [moment.failed / report.step_s for moment in report.moments]),
     ]
     depths = [plots.Series(depth.queue, [float(n) for n in depth.counts]) for depth in report.depths]
+    waits, runs = _spread(report, wait=True), _spread(report, wait=False)
     shown = [
-        plots.line_chart("Throughput, messages per second", times, per_second, format_rate),
-        plots.line_chart("Queue depth, open messages", times, depths, format_count),
-        plots.line_chart("Wait before the first run", times, _spread(report, wait=True), format_seconds),
-        plots.line_chart("Run time", times, _spread(report, wait=False), format_seconds),
+        plots.line_chart(name, times, series, unit, scale, tooltips=True)
+        for name, series, unit, scale in (
+            ("Throughput, messages per second", per_second, format_rate, plots.number_scale),
+            ("Queue depth, open messages", depths, format_count, plots.count_scale),
+            ("Wait before the first run", waits, format_seconds, plots.seconds_scale),
+            ("Run time", runs, format_seconds, plots.seconds_scale),
+        )
     ]
-    runs = [plots.Range(_name(t.queue, t.task), t.run.p50, t.run.p90, t.run.p99) for t in report.tasks[:15] if t.run]
-    if runs:
-        shown.append(plots.range_chart("Run time by task: median, 90 %, 99 %", runs, format_seconds))
+    ranges = [plots.Range(_name(t.queue, t.task), t.run.p50, t.run.p90, t.run.p99) for t in report.tasks[:15] if t.run]
+    if ranges:
+        shown.append(plots.range_chart("Run time by task: median, 90 %, 99 %", ranges, format_seconds))
     failures = [plots.Bar(_name(f.task or f.queue, f.error), (f.failed, f.retried)) for f in report.failures[:15]]
     if failures:
         shown.append(

@@ -6,23 +6,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from markupsafe import Markup
 from starlette.requests import Request
 
-from qworker.charts import sparkline
 from qworker.errors import UsageError
-from qworker.sampling import QueueSnapshot, RingSample
+from qworker.sampling import QueueSnapshot
+from qworker.ui.pages.charts import spark_of
 from qworker.ui.pages.rows import numbers_of, status_of
 from qworker.ui.pages.source import Source
 from qworker.ui.problems import problems_of
+from qworker.ui.text import number, rate
 from qworker.ui.watch import Seen
 
 __all__ = ["overview"]
 
 # Rows of one page.
 _MOST_QUEUES = 100
-# Points of a sparkline: an hour, each point for a minute.
-_SPARK_POINTS, _SPARK_STEP = 60, 60.0
 
 
 async def overview(source: Source, request: Request) -> dict[str, Any]:
@@ -36,12 +34,15 @@ async def overview(source: Source, request: Request) -> dict[str, Any]:
     found.sort(key=partial(_trouble, seen, now))
     shown = found[page * _MOST_QUEUES : (page + 1) * _MOST_QUEUES]
     rows = [await _row(source, seen, one, now) for one in shown]
+    # A stable sort: the past of these rows is known now.
+    rows.sort(key=lambda row: not row["problems"])
     return {
         "seen": seen,
         "wanted": wanted,
         "page": page,
         "pages": max(1, -(-len(found) // _MOST_QUEUES)),
         "total": len(every),
+        "totals": _totals(every),
         "rows": rows,
         "problems": [problem for row in rows for problem in row["problems"]],
         "has_flow": not every or any(one.flow is not None for one in every),
@@ -54,27 +55,23 @@ def _page_number(text: str) -> int:
     return int(text)
 
 
+def _totals(every: Sequence[QueueSnapshot]) -> list[tuple[str, str]]:
+    """Return the numbers of the whole store."""
+    stats = [one.counted.count.stats for one in every if one.counted is not None]
+    flows = [one.flow for one in every if one.flow is not None]
+    done = [(rate(sum(flow.acked for flow in flows)), "done/s")] if flows else []
+    words = {"ready": "waiting", "leased": "running", "delayed": "delayed", "failed": "failed"}
+    counts = [(number(sum(getattr(one, name) for one in stats)), word) for name, word in words.items()]
+    return [(number(len(every)), "queues" if len(every) != 1 else "queue"), *counts, *done]
+
+
 async def _row(source: Source, seen: Seen, one: QueueSnapshot, now: float) -> dict[str, Any]:
     past = await source.watch.past(one.queue, 0)
     problems = problems_of(one, past, seen.unworked.get(one.queue), now)
-    return {**numbers_of(one, now), "problems": problems, "spark": _spark(past, now), **status_of(one, problems)}
+    return {**numbers_of(one, now), "problems": problems, "spark": spark_of(past, now), **status_of(one, problems)}
 
 
 def _trouble(seen: Seen, now: float, one: QueueSnapshot) -> tuple[bool, int, str]:
     """Return the place of a queue in the overview: first those with problems, then those with the most waiting."""
     problems = problems_of(one, (), seen.unworked.get(one.queue), now)
     return not problems, 0 if one.counted is None else -one.counted.count.stats.ready, one.queue
-
-
-def _spark(past: Sequence[RingSample], now: float) -> Markup | None:
-    """Draw the waiting messages of the last hour. A minute without a sample is a gap."""
-    end = now // _SPARK_STEP + 1
-    values: list[float | None] = [None] * _SPARK_POINTS
-    for sample in past:
-        place = int(sample.at // _SPARK_STEP - end + _SPARK_POINTS)
-        if 0 <= place < _SPARK_POINTS:
-            values[place] = max(values[place] or 0.0, float(sample.ready))
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return None
-    return sparkline(f"waiting in the last hour: now {known[-1]:,.0f}, at most {max(known):,.0f}", values)

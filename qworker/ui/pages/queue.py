@@ -53,7 +53,7 @@ async def queue(source: Source, request: Request) -> dict[str, Any]:
         **numbers,
         **status_of(one, problems),
         "problems": problems,
-        "charts": charts_of(past, level, now),
+        **charts_of(past, level, now),
         "span": asked.get("range") or "1h",
         "spans": list(RANGES),
         "is_paused": await _is_paused(source, one),
