@@ -41,7 +41,8 @@ SCENES = (
     Scene("schedules", "/schedules"),
     Scene("workers", "/workers"),
     Scene("activity", "/activity"),
-    Scene("search", "/search?q=task%3Apayments.charge+error%3Arefused"),
+    Scene("search", "/q/payments?state=failed&order=newest&filter=refused#messages"),
+    Scene("confirmation", "/q/payments/requeue"),
 )
 
 

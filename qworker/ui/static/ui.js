@@ -37,6 +37,7 @@ const showTimes = (root) => {
     const at = new Date(time.dateTime);
     const text = isLocal && !Number.isNaN(at.getTime()) ? `${dayOf(at)} ${clockOf(at)}` : time.dataset.utc;
     if (time.textContent !== text) time.textContent = text;
+    time.classList.toggle("local", text !== time.dataset.utc);
   }
   // The labels of charts. Those without a clock are days.
   for (const label of root.querySelectorAll("text[data-at]")) {
