@@ -46,7 +46,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("requeue", [by_ticket, by_command])
 async def test_a_killed_requeue_is_completed_by_the_same_call(
-    url: str, requeue: Callable[..., None], record_property: Callable[[str, Any], None]
+    url: str, requeue: Callable[..., None]
 ) -> None:
     draw, backend, kills = random.Random(SEED), open_backend(url), 0
     for job in range(JOBS):
@@ -70,7 +70,6 @@ async def test_a_killed_requeue_is_completed_by_the_same_call(
         for state in (State.READY, State.FAILED):
             await backend.remove(QUEUE, Selection(state=state))
     await backend.aclose()
-    record_property("kills", kills)
     assert kills >= JOBS
 
 
