@@ -9,7 +9,6 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,9 +44,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("requeue", [by_ticket, by_command])
-async def test_a_killed_requeue_is_completed_by_the_same_call(
-    url: str, requeue: Callable[..., None]
-) -> None:
+async def test_a_killed_requeue_is_completed_by_the_same_call(url: str, requeue: Callable[..., None]) -> None:
     draw, backend, kills = random.Random(SEED), open_backend(url), 0
     for job in range(JOBS):
         wanted = [f"{job}-{number}" for number in range(MESSAGES)]

@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 # Calls in the default executor, with their reason.
 IN_THE_EXECUTOR = {
     "backends/qworker_redis/": "its own calls resolve names",
-    "qworker/cli/demo.py", "qworker/cli/demo_ui.py": "waits for a process, and runs nothing else",
+    "qworker/cli/demo.py": "waits for a process, and runs nothing else",
+    "qworker/cli/demo_ui.py": "waits for a process, and runs nothing else",
     "qworker/testing/": "tests",
     "qworker/worker/handlers/isolated_main.py": "its process runs one handler, and nothing else",
 }
