@@ -17,7 +17,7 @@ from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.errors import AlreadyEnqueued
 from qworker.failure_text import code_of
-from qworker.failures.groups import GroupCounts, GroupedFailures, finished_message
+from qworker.failures.groups import GroupCounts, GroupedFailures, finished_message, group_of
 from qworker.failures.message_filter import MessageFilter
 from qworker.jobs.cancel import finish_all_cancels
 from qworker.jobs.source import JobSource
@@ -41,6 +41,8 @@ __all__ = [
 _PART = 50_000
 # Messages that are compared before other tasks of the loop run, and that are changed in one call.
 _BATCH = 500
+# Groups that are counted.
+_MOST_GROUPS = 10_000
 # Failures that a requeue leaves out unless they are named: the message may kill workers, or was stopped on purpose.
 _LEFT_OUT = frozenset({"poison", "cancelled"})
 
@@ -141,10 +143,10 @@ async def count_groups(backend: Backend, queue: str, matching: MessageFilter) ->
     Raises:
         QueueNotFound: The queue does not exist.
     """
-    groups = GroupedFailures()
+    groups = GroupedFailures(GroupCounts, _MOST_GROUPS)
     async for found in browse_matching(backend, queue, State.FAILED, matching):
         for stored in found:
-            groups.add(stored)
+            groups.add(group_of(stored), stored)
     return groups.largest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -24,8 +25,6 @@ __all__ = [
 
 # Characters of an error that count.
 _MOST = 300
-# Groups that are told apart. An error without a pattern, such as a random text, would have a group for each message.
-_MOST_GROUPS = 10_000
 _TYPE = re.compile(r"([^\W\d]\w*(?:\.\w+)*)(?=:|\Z)")
 
 
@@ -51,7 +50,7 @@ class GroupCounts(msgspec.Struct, kw_only=True):
     """A group as it is stored in a queue.
 
     Attributes:
-        group: The group. None: all further messages, if there are more than 10,000 groups.
+        group: The group. None: all further messages, if there are too many groups.
         count: Number of messages.
         first_at: Unix seconds at which the first one failed. None: the store does not know it.
         last_at: Unix seconds at which the last one failed.
@@ -74,22 +73,34 @@ class GroupCounts(msgspec.Struct, kw_only=True):
             self.last_at, self.example = at, stored.message.id
 
 
-class GroupedFailures:
-    """Counts failed messages by their group, in bounded memory."""
+Counts = TypeVar("Counts", bound=GroupCounts)
 
-    def __init__(self) -> None:
-        self._counts: dict[FailureGroup, GroupCounts] = {}
-        self._others = GroupCounts(group=None)
 
-    def add(self, stored: StoredMessage) -> None:
-        """Count a failed message."""
-        group = group_of(stored)
-        counts = self._counts.get(group)
-        if counts is None and len(self._counts) < _MOST_GROUPS:
-            counts = self._counts[group] = GroupCounts(group=group)
-        (self._others if counts is None else counts).add(stored)
+class GroupedFailures(Generic[Counts]):
+    """Counts failed messages by their group, in bounded memory.
 
-    def largest(self) -> list[GroupCounts]:
+    Args:
+        kind: The class of a group's counts.
+        most: Groups that are told apart. An error without a pattern, such as a random text, would have a group for each
+            message.
+    """
+
+    def __init__(self, kind: type[Counts], most: int) -> None:
+        self._kind = kind
+        self._most = most
+        self._counts: dict[str, Counts] = {}
+        self._others = kind(group=None)
+
+    def add(self, group: FailureGroup | None, stored: StoredMessage) -> FailureGroup | None:
+        """Count a message of a group. Return the group as all its messages share it. None: there are too many."""
+        counts = None if group is None else self._counts.get(group.key)
+        if counts is None and group is not None and len(self._counts) < self._most:
+            counts = self._counts[group.key] = self._kind(group=group)
+        counts = counts or self._others
+        counts.add(stored)
+        return counts.group
+
+    def largest(self) -> list[Counts]:
         """Return the groups, the largest first, and the group of all further messages at the end."""
         found = sorted(self._counts.values(), key=lambda counts: counts.count, reverse=True)
         return [*found, self._others] if self._others.count else found

@@ -16,14 +16,14 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.backend.offers import OffersHeads, heads_of
-from qworker.failures.groups import FailureGroup, GroupCounts, finished_message, group_of
+from qworker.failures.groups import FailureGroup, GroupCounts, GroupedFailures, finished_message, group_of
 from qworker.message import FinishedMessage, Query, State, StoredMessage
 
 __all__ = ["MOST_INDEXED", "FailureIndex", "IndexedGroup"]
 
 # Messages of a queue that are indexed, the newest ones.
 MOST_INDEXED = 200_000
-# Groups that are told apart. Without a pattern in its errors, each message would have a group of its own.
+# Groups that are told apart.
 _MOST_GROUPS = 1_000
 # The newest messages of a group, which can be read.
 _NEWEST = 50
@@ -78,7 +78,7 @@ class FailureIndex:
         self._version: str | None = None
         # The group of each message, by a hash of its id and time. 64 bits do not collide among so few messages.
         self._known: dict[int, FailureGroup | None] = {}
-        self._tally = _Tally()
+        self._tally = _new_tally()
         # The minute before which messages are left out. None: it is not known yet.
         self._oldest: int | None = None
         self.groups: list[IndexedGroup] = []
@@ -92,13 +92,18 @@ class FailureIndex:
         """
         if self._heads is None:
             await self._read_back()
-            self.groups = self._tally.largest()
-            return self.groups
+            return self._keep_groups()
         version = await self._heads.heads_version(self._queue, State.FAILED)
         if version is None or version != self._version:
             await self._list_all(self._heads)
             self._version = version
-            self.groups = self._tally.largest()
+            self._keep_groups()
+        return self.groups
+
+    def _keep_groups(self) -> list[IndexedGroup]:
+        self.groups = self._tally.largest()
+        for one in self.groups:
+            one.cut()
         return self.groups
 
     async def read_newest(self, key: str) -> list[StoredMessage]:
@@ -125,7 +130,7 @@ class FailureIndex:
             async for page in self._pages(heads):
                 minutes.update(map(_minute, page))
             self._oldest = _oldest_of(minutes)
-        known, tally, minutes = dict[int, FailureGroup | None](), _Tally(), Counter[int]()
+        known, tally, minutes = dict[int, FailureGroup | None](), _new_tally(), Counter[int]()
         async for page in self._pages(heads):
             minutes.update(map(_minute, page))
             recent = {_key(one): one for one in page if _minute(one) >= self._oldest}
@@ -158,10 +163,10 @@ class FailureIndex:
         stored = (await self._backend.stats(self._queue)).failed
         # If fewer messages are stored than are known, some were requeued or removed. Then all are read again.
         if len(self._known) > min(stored, MOST_INDEXED + MOST_INDEXED // 10):
-            self._known, self._tally = {}, _Tally()
+            self._known, self._tally = {}, _new_tally()
         known, tally = self._known, self._tally
         # If this is cancelled or fails, older messages may be missing.
-        self._known, self._tally = {}, _Tally()
+        self._known, self._tally = {}, _new_tally()
         async for page in self._backend.browse(self._queue, Query(State.FAILED, limit=MOST_INDEXED, newest=True)):
             new = {key: one for one in page if (key := _key(one)) not in known}
             began = time.monotonic()
@@ -175,29 +180,8 @@ class FailureIndex:
         self._known, self._tally = known, tally
 
 
-class _Tally:
-    """Groups and their messages, in bounded memory."""
-
-    def __init__(self) -> None:
-        self._groups: dict[str, IndexedGroup] = {}
-        self._others = IndexedGroup(group=None)
-
-    def add(self, group: FailureGroup | None, stored: StoredMessage) -> FailureGroup | None:
-        """Add a message. Return its group as all its messages share it. None: there are too many groups."""
-        found = None if group is None else self._groups.get(group.key)
-        if found is None and group is not None and len(self._groups) < _MOST_GROUPS:
-            found = self._groups[group.key] = IndexedGroup(group=group)
-        found = found or self._others
-        found.add(stored)
-        return found.group
-
-    def largest(self) -> list[IndexedGroup]:
-        """Return the groups, the largest first, and all further messages at the end."""
-        groups = sorted(self._groups.values(), key=lambda one: one.count, reverse=True)
-        found = [*groups, self._others] if self._others.count else groups
-        for one in found:
-            one.cut()
-        return found
+def _new_tally() -> GroupedFailures[IndexedGroup]:
+    return GroupedFailures(IndexedGroup, _MOST_GROUPS)
 
 
 def _minute(stored: StoredMessage) -> int:

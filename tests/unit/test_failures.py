@@ -25,7 +25,7 @@ from qworker.failures.bulk import (
     requeue_matching,
     until_now,
 )
-from qworker.failures.groups import GroupedFailures, make_group
+from qworker.failures.groups import GroupCounts, GroupedFailures, group_of, make_group
 from qworker.failures.message_filter import MessageFilter
 from qworker.jobs.source import JobSource
 from qworker.message import Lease, Message, Query, Selection, SettleAction, Settlement, State, StoredMessage
@@ -321,12 +321,12 @@ def test_a_group_has_the_same_key_in_every_release() -> None:
     assert LETTERS == "97ee87619c"
 
 
-def test_errors_without_a_pattern_are_counted_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qworker.failures.groups._MOST_GROUPS", 2)
-    groups = GroupedFailures()
+def test_errors_without_a_pattern_are_counted_in_bounded_memory() -> None:
+    groups = GroupedFailures(GroupCounts, 2)
     for at, word in enumerate(["a", "b", "b", "c", "d", "a"]):
         message = Message(id=f"m{at}", queue=QUEUE, body=b"x")
-        groups.add(StoredMessage(message=message, state=State.FAILED, finished_at=float(at), error=word))
+        stored = StoredMessage(message=message, state=State.FAILED, finished_at=float(at), error=word)
+        groups.add(group_of(stored), stored)
     found = [(one.group and one.group.error, one.count, one.example) for one in groups.largest()]
     assert found == [("a", 2, "m5"), ("b", 2, "m2"), (None, 2, "m4")]
 
