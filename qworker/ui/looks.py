@@ -52,6 +52,8 @@ class _Kept(msgspec.Struct):
     # What the read was made of. None: it is not known.
     basis: object = None
     task: asyncio.Task[None] | None = None
+    # Whether the store was changed since the last read has begun.
+    is_outdated: bool = False
 
 
 class Looks:
@@ -78,7 +80,7 @@ class Looks:
     ) -> Look[T]:
         """Return the last result of a read. If it is old, start another read and do not wait for it.
 
-        Only the first read of a kind is waited for, and not for long.
+        Only the first read of a kind, and the first one after a change, is waited for, and not for long.
 
         Args:
             key: What is read.
@@ -90,23 +92,25 @@ class Looks:
         """
         kept = self._kept.setdefault(key, _Kept())
         self._kept.move_to_end(key)
+        is_awaited = kept.look.at is None or kept.is_outdated
+        if kept.is_outdated and kept.task is not None:
+            await asyncio.wait([kept.task], timeout=_PATIENCE_S)
         stands = basis is not None and kept.basis is basis and kept.look.at is not None and kept.look.problem is None
-        if stands and kept.task is None:
+        if stands and kept.task is None and not kept.is_outdated:
             kept.look = msgspec.structs.replace(kept.look, at=self._clock.time())
-        elif kept.task is None and self._clock.monotonic() >= kept.due:
-            kept.basis = basis
+        elif kept.task is None and (kept.is_outdated or self._clock.monotonic() >= kept.due):
+            kept.basis, kept.is_outdated = basis, False
             kept.task = asyncio.create_task(self._read(kept, read, self._every if every is None else every, most))
         # What is cheap is fresh. What is expensive is shown as it was.
-        is_first = kept.look.at is None
-        if kept.task is not None and (is_first or kept.took_s < _QUICK_S):
-            await asyncio.wait([kept.task], timeout=_PATIENCE_S if is_first else _QUICK_S)
+        if kept.task is not None and (is_awaited or kept.took_s < _QUICK_S):
+            await asyncio.wait([kept.task], timeout=_PATIENCE_S if is_awaited else _QUICK_S)
         self._forget()
         return kept.look  # type: ignore[return-value]
 
     def expire(self) -> None:
         """Make the next look of each kind read again, because the store was changed."""
         for kept in self._kept.values():
-            kept.due = float("-inf")
+            kept.is_outdated = True
 
     async def aclose(self) -> None:
         """End the reads that run. Idempotent."""

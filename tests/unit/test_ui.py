@@ -436,6 +436,33 @@ async def test_what_has_not_changed_is_not_read_again_and_is_as_fresh_as_now() -
     await looks.aclose()
 
 
+async def test_a_page_after_a_change_shows_the_change_although_its_read_is_slow_or_had_begun_before() -> None:
+    clock, stored, may_end = FakeClock(), "old", asyncio.Event()
+
+    async def read() -> str:
+        found = stored
+        clock.advance(1.0)
+        await may_end.wait()
+        return found
+
+    looks, basis = Looks(clock=clock), object()
+    may_end.set()
+    assert (await looks.look("list", read, basis=basis)).value == "old"
+    stored = "new"
+    looks.expire()
+    assert (await looks.look("list", read, basis=basis)).value == "new"
+    clock.advance(100.0)
+    may_end.clear()
+    assert (await looks.look("list", read)).value == "new"
+    await asyncio.sleep(0)
+    # The read has begun.
+    stored = "newest"
+    looks.expire()
+    asyncio.get_running_loop().call_soon(may_end.set)
+    assert (await looks.look("list", read)).value == "newest"
+    await looks.aclose()
+
+
 async def test_a_read_that_fails_keeps_what_was_seen_and_says_why() -> None:
     clock = FakeClock()
     answers: list[Callable[[], int]] = [lambda: 7]
