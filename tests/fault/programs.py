@@ -10,6 +10,7 @@
     python programs.py app_key URL LEDGER                  publish a message with a key that counts in all queues
     python programs.py contend URL LEDGER                  publish messages with one unique key for ever
     python programs.py cancel URL LEDGER                   cancel all messages; log each that is cancelled
+    python programs.py make_due URL LEDGER                 publish a delayed message and make it due
     python programs.py bulk URL LEDGER PARTS ROWS          stage, seal and publish a job
     python programs.py take URL LEDGER                     lease and ack until nothing is ready
     python programs.py move URL LEDGER                     reap until nothing of a sealed load is staged
@@ -34,6 +35,7 @@ import qworker.bulk
 from qworker import Context, Draft, Message, Tasks
 from qworker.backend import Backend
 from qworker.backend.listing import list_messages
+from qworker.backend.offers import OffersDue
 from qworker.backend.registry import open_backend
 from qworker.bulk.contract import StagedPartition
 from qworker.cell import Cell, CellAction, CellOp
@@ -258,6 +260,16 @@ async def cancel(url: str, ledger: Ledger) -> None:
     await holder.aclose()
 
 
+async def make_due(url: str, ledger: Ledger) -> None:
+    """Publish a delayed message, unless it is stored, and make it due."""
+    backend = open_backend(url)
+    await backend.publish(QUEUE, [Draft(body=b"late", id="late", delay=3600.0)])
+    assert isinstance(backend, OffersDue)
+    if await backend.make_due(QUEUE, "late"):
+        ledger.write("due", "late")
+    await backend.aclose()
+
+
 async def _list(backend: Backend, state: State) -> list[StoredMessage]:
     return await list_messages(backend, QUEUE, Query(state))
 
@@ -315,6 +327,7 @@ PLAIN: dict[str, Callable[[str, Ledger], Coroutine[Any, Any, None]]] = {
     "app_key": app_key,
     "cancel": cancel,
     "contend": contend,
+    "make_due": make_due,
     "move": move,
     "replace": replace,
     "take": take,
