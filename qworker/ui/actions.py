@@ -34,7 +34,7 @@ from qworker.ui.paths import path_of, redirect
 from qworker.ui.rendering import Renderer
 from qworker.ui.tickets import Notice, Signer
 
-__all__ = ["Actions", "find_message", "jobs_of", "message_of"]
+__all__ = ["Actions", "jobs_of", "message_of", "require_message"]
 
 
 class Actions:
@@ -72,22 +72,20 @@ class Actions:
     # -- queues --------------------------------------------------------------------------------------------------------
 
     async def _pause(self, request: Request) -> Response:
-        queue = request.path_params["queue"]
-
-        async def pause(backend: Backend) -> Notice:
-            await backend.pause(queue)
-            return Notice(f"{queue} is paused: nothing is leased from it until it is resumed.")
-
-        return await self._do(request, "pause", queue, "", pause)
+        return await self._set_queue_paused(request, "pause", paused=True)
 
     async def _resume(self, request: Request) -> Response:
+        return await self._set_queue_paused(request, "resume", paused=False)
+
+    async def _set_queue_paused(self, request: Request, action: Action, *, paused: bool) -> Response:
         queue = request.path_params["queue"]
 
-        async def resume(backend: Backend) -> Notice:
-            await backend.resume(queue)
-            return Notice(f"{queue} is resumed.")
+        async def change(backend: Backend) -> Notice:
+            await (backend.pause(queue) if paused else backend.resume(queue))
+            done = "paused: nothing is leased from it until it is resumed" if paused else "resumed"
+            return Notice(f"{queue} is {done}.")
 
-        return await self._do(request, "resume", queue, "", resume)
+        return await self._do(request, action, queue, "", change)
 
     # -- one message ---------------------------------------------------------------------------------------------------
 
@@ -96,11 +94,11 @@ class Actions:
 
         async def requeue(backend: Backend) -> Notice:
             await finish_all_cancels(backend, jobs_of(self._source), queue)
-            stored = await find_message(backend, queue, message_id)
+            stored = await _find_message(backend, queue, message_id)
             if stored is not None and stored.state is State.FAILED:
                 if await backend.requeue(queue, Selection(unchanged=[finished_message(stored)])):
                     return Notice("The message is ready again.", link=("m", queue, message_id))
-                stored = await find_message(backend, queue, message_id)
+                stored = await _find_message(backend, queue, message_id)
             return Notice(f"Nothing is changed: {_state_of(stored)}.", good=False)
 
         return await self._do(request, "requeue", queue, message_id, requeue)
@@ -109,7 +107,7 @@ class Actions:
         queue, message_id = message_of(request)
 
         async def run(backend: Backend) -> Notice:
-            stored = await find_message(backend, queue, message_id)
+            stored = await _find_message(backend, queue, message_id)
             assert isinstance(backend, OffersDue)
             if stored is not None and await backend.make_due(queue, stored.message.id):
                 return Notice("The message is due now.", link=("m", queue, message_id))
@@ -121,7 +119,7 @@ class Actions:
         queue, message_id = message_of(request)
 
         async def cancel(backend: Backend) -> Notice:
-            stored = await find_message(backend, queue, message_id)
+            stored = await _find_message(backend, queue, message_id)
             if stored is None:
                 return Notice("Nothing is changed: there is no such message.", good=False)
             by = request.state.access.name
@@ -136,9 +134,7 @@ class Actions:
         """Show the arguments of a failed call, or enqueue it with those of the form."""
         queue, message_id = message_of(request)
         backend = await self._watch.backend()
-        stored = await find_message(backend, queue, message_id)
-        if stored is None:
-            raise NoSuchPage(f"{queue} has no message with this id")
+        stored = await require_message(backend, queue, message_id)
         self._check_task(stored)
         given = arguments_of(stored)
         if request.method != "POST":
@@ -266,7 +262,7 @@ def message_of(request: Request) -> tuple[str, str]:
     return check_existing_queue(request.path_params["queue"]), request.path_params["id"]
 
 
-async def find_message(backend: Backend, queue: str, message_id: str) -> StoredMessage | None:
+async def _find_message(backend: Backend, queue: str, message_id: str) -> StoredMessage | None:
     """Return a message. None: it is not stored.
 
     Raises:
@@ -276,6 +272,18 @@ async def find_message(backend: Backend, queue: str, message_id: str) -> StoredM
         return next(iter(await backend.find(queue, id_forms(message_id))), None)
     except QueueNotFound as error:
         raise NoSuchPage(str(error)) from error
+
+
+async def require_message(backend: Backend, queue: str, message_id: str) -> StoredMessage:
+    """Return a message.
+
+    Raises:
+        NoSuchPage: It is not stored, or the queue does not exist.
+    """
+    stored = await _find_message(backend, queue, message_id)
+    if stored is None:
+        raise NoSuchPage(f"{queue} has no message with this id")
+    return stored
 
 
 def _state_of(stored: StoredMessage | None) -> str:

@@ -25,7 +25,7 @@ from qworker.failures.message_filter import MessageFilter
 from qworker.message import Query, State, StoredMessage
 from qworker.names import check_existing_queue
 from qworker.ui.access import Access
-from qworker.ui.actions import find_message, jobs_of, message_of
+from qworker.ui.actions import jobs_of, message_of, require_message
 from qworker.ui.filters import query_of, read_filter, words_of
 from qworker.ui.guard import Guard, wants_json
 from qworker.ui.looks import Look
@@ -141,16 +141,14 @@ class Confirmed:
         if seen is None:
             raise NoSuchPage(f"there is no queue {queue}")
         backend = await self._watch.backend()
-        count = 0 if seen.counted is None else getattr(seen.counted.count.stats, word)
+        count = 0 if seen.counted is None else seen.counted.count.stats.count(_PURGED[word])
         ticket = self._ticket(request, backend, "purge", queue, count, state=_PURGED[word])
         return self._confirmation(request, "purge", queue, ticket, _Found(count), [f"every message that is {word}"])
 
     async def _remove_one(self, request: Request) -> Response:
         queue, message_id = message_of(request)
         backend = await self._watch.backend()
-        stored = await find_message(backend, queue, message_id)
-        if stored is None:
-            raise NoSuchPage(f"{queue} has no message with this id")
+        stored = await require_message(backend, queue, message_id)
         ticket = self._ticket(request, backend, "remove", queue, 1, id=stored.message.id)
         words = [f"the message is {stored.state.word}"]
         return self._confirmation(request, "remove", queue, ticket, _Found(1, examples=[stored]), words)

@@ -61,10 +61,24 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     is_writable: bool = False
     unworked: dict[str, float] = {}
 
+    @property
+    def queues(self) -> list[QueueSnapshot]:
+        """The queues of the last sample."""
+        return [] if self.snapshot is None else self.snapshot.queues
+
+    @property
+    def sampled_at(self) -> float | None:
+        """Unix seconds of the last sample. None: there is none yet."""
+        return None if self.snapshot is None else self.snapshot.at
+
+    @property
+    def has_history(self) -> bool:
+        """Whether workers keep a history, as far as it is known."""
+        return not self.queues or any(one.flow is not None for one in self.queues)
+
     def queue(self, name: str) -> QueueSnapshot | None:
         """Return the sample of a queue, or None if it is not known."""
-        queues = [] if self.snapshot is None else self.snapshot.queues
-        return next((one for one in queues if one.queue == name), None)
+        return next((one for one in self.queues if one.queue == name), None)
 
 
 class Watch:

@@ -37,7 +37,7 @@ from qworker.ui.pages.message import find_message
 from qworker.ui.pages.queue import level_of
 from qworker.ui.pages.rows import status_of, time_to_empty
 from qworker.ui.pages.schedules import find_schedules
-from qworker.ui.pages.source import Source, Unreachable, known_queue
+from qworker.ui.pages.source import Source, known_queue, value_of
 from qworker.ui.pages.workers import FoundWorkers, find_workers
 from qworker.ui.problems import problems_of
 from qworker.ui.text import text_json_of
@@ -67,11 +67,10 @@ async def queues(source: Source, request: Request) -> QueuePage:
     asked = request.query_params
     limit, part, after = _limit(asked, 100), asked.get("name", "").lower(), asked.get("after", "")
     seen = await source.watch.see()
-    every = [] if seen.snapshot is None else seen.snapshot.queues
-    found = [one for one in every if part in one.queue.lower() and one.queue > after]
+    found = [one for one in seen.queues if part in one.queue.lower() and one.queue > after]
     return QueuePage(
         store=seen.store,
-        sampled_at=_sampled_at(seen),
+        sampled_at=seen.sampled_at,
         problem=seen.problem,
         queues=[await _item(source, seen, one) for one in found[:limit]],
         next=found[limit - 1].queue if len(found) > limit else None,
@@ -85,7 +84,7 @@ async def queue(source: Source, request: Request) -> QueueDetail:
     waiting = {} if one.counted is None else one.counted.count.tasks
     return QueueDetail(
         store=seen.store,
-        sampled_at=_sampled_at(seen),
+        sampled_at=seen.sampled_at,
         problem=seen.problem,
         queue=await _item(source, seen, one),
         tasks=[
@@ -127,9 +126,7 @@ async def message(source: Source, request: Request) -> MessageDetail:
     """Return all that is known about a message."""
     seen = await source.watch.see()
     look = await find_message(source, seen, request.path_params["queue"], request.path_params["id"])
-    found = look.value
-    if found is None:
-        raise Unreachable(look.problem or "the search takes long: try again in a moment")
+    found = value_of(look)
     return MessageDetail(
         id=found.id,
         queue=found.queue,
@@ -222,10 +219,6 @@ async def _item(source: Source, seen: Seen, one: QueueSnapshot) -> QueueItem:
         growth=one.counted.backlog_rate,
         empty_in_s=time_to_empty(one),
     )
-
-
-def _sampled_at(seen: Seen) -> float | None:
-    return None if seen.snapshot is None else seen.snapshot.at
 
 
 def _shown(found: Sequence[StoredMessage], access: Access) -> list[dict[str, Any]]:

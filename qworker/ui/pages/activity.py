@@ -16,7 +16,7 @@ from qworker.history.search import FoundEvents, search_back
 from qworker.ui.access import Access
 from qworker.ui.audit import ActionRecord, read_newest
 from qworker.ui.looks import Look
-from qworker.ui.pages.rows import queue_names
+from qworker.ui.pages.rows import EVENT_COLOURS, queue_names
 from qworker.ui.pages.source import Source
 from qworker.ui.paths import path_of
 from qworker.ui.watch import Seen
@@ -49,6 +49,7 @@ async def activity(source: Source, request: Request) -> dict[str, Any]:
         "is_filtered": any(asked.get(field) for field in EVENT_FILTERS),
         "is_continued": bool(asked.get("cursor")),
         "kinds": KINDS,
+        "colours": EVENT_COLOURS,
         "queues": queue_names(seen),
         "is_kept": backend.history.enabled,
         "link": partial(_link, request),

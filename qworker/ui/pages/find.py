@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from qworker.ui.pages.rows import queue_names, task_names
-from qworker.ui.pages.source import Source, Unreachable
+from qworker.ui.pages.source import Source, value_of
 from qworker.ui.paths import path_of
 from qworker.ui.reads import Place, find_everywhere
 from qworker.ui.watch import Seen
@@ -43,7 +43,4 @@ async def find_places(source: Source, seen: Seen, message_id: str) -> tuple[list
         tasks = {queue: task_names(seen.queue(queue)) for queue in queue_names(seen)}
         return await find_everywhere(await source.watch.backend(), tasks, message_id)
 
-    look = await source.watch.looks.look(("find", message_id), search)
-    if look.value is None:
-        raise Unreachable(look.problem or "the search takes long: try again in a moment")
-    return look.value
+    return value_of(await source.watch.looks.look(("find", message_id), search))

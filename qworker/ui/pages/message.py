@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -18,7 +18,7 @@ from qworker.names import id_forms
 from qworker.tools.explain import Explanation, explain
 from qworker.ui.access import Access
 from qworker.ui.looks import Look
-from qworker.ui.pages.rows import task_names
+from qworker.ui.pages.rows import EVENT_COLOURS, task_names
 from qworker.ui.pages.source import Forbidden, NoSuchPage, Source
 from qworker.ui.text import body_of, duration
 from qworker.ui.watch import Seen
@@ -110,25 +110,16 @@ class _Step(msgspec.Struct, frozen=True):
 
     at: float
     words: str
-    kind: Literal["good", "bad", "warn", "calm"]
+    kind: str
     error: str | None = None
     count: int = 1
-
-
-_KINDS: dict[str, Literal["good", "bad", "warn", "calm"]] = {
-    "acked": "good",
-    "failed": "bad",
-    "cancelled": "bad",
-    "lost": "bad",
-    "retried": "warn",
-}
 
 
 def _story(events: Sequence[Event]) -> list[_Step]:
     """Return the events as lines. A long task is extended many times, which is one line."""
     steps: list[_Step] = []
     for event in events:
-        step = _Step(event.at, _words(event), _KINDS.get(event.kind, "calm"), event.error)
+        step = _Step(event.at, _words(event), EVENT_COLOURS.get(event.kind, "calm"), event.error)
         if steps and event.kind == "extended" and steps[-1].words == step.words:
             step = msgspec.structs.replace(step, count=steps[-1].count + 1)
             steps.pop()

@@ -28,8 +28,7 @@ async def overview(source: Source, request: Request) -> dict[str, Any]:
     wanted, page = request.query_params.get("name", ""), _page_number(request.query_params.get("page", "0"))
     seen = await source.watch.see()
     now = source.clock.time()
-    every = [] if seen.snapshot is None else seen.snapshot.queues
-    found = [one for one in every if wanted.lower() in one.queue.lower()]
+    found = [one for one in seen.queues if wanted.lower() in one.queue.lower()]
     # The past is read for the rows of one page. So the order is by what the last sample says alone.
     found.sort(key=partial(_trouble, seen, now))
     shown = found[page * _MOST_QUEUES : (page + 1) * _MOST_QUEUES]
@@ -41,11 +40,10 @@ async def overview(source: Source, request: Request) -> dict[str, Any]:
         "wanted": wanted,
         "page": page,
         "pages": max(1, -(-len(found) // _MOST_QUEUES)),
-        "total": len(every),
-        "totals": _totals(every),
+        "total": len(seen.queues),
+        "totals": _totals(seen.queues),
         "rows": rows,
         "problems": [problem for row in rows for problem in row["problems"]],
-        "has_flow": not every or any(one.flow is not None for one in every),
     }
 
 

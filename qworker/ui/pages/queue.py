@@ -69,7 +69,7 @@ async def queue(source: Source, request: Request) -> dict[str, Any]:
         "list_age": None if found.at is None or now - found.at <= FRESH_S else now - found.at,
         "link": partial(_link, request),
         "export": path_of(request.scope, "api", "v1", "queues", name, "export", **_kept(request)),
-        # A search is done when somebody asks for it.
+        # A search is repeated only when its user asks for it.
         "is_live": not wanted.is_search,
     }
 

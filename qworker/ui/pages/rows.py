@@ -15,6 +15,7 @@ from qworker.ui.text import DASH, arguments_of, duration, number, rate
 from qworker.ui.watch import Seen
 
 __all__ = [
+    "EVENT_COLOURS",
     "FRESH_S",
     "failed_count",
     "leased_count",
@@ -29,12 +30,14 @@ __all__ = [
 
 # Seconds above which the age of a number is shown.
 FRESH_S = 4.0
+# The colours of the kinds of events that have one.
+EVENT_COLOURS = {"acked": "good", "failed": "bad", "cancelled": "bad", "lost": "bad", "retried": "warn"}
 NO_HISTORY = "the workers of this store keep no history: add ?history=1 to their URL"
 
 
 def queue_names(seen: Seen) -> list[str]:
     """Return the queues of the last sample."""
-    return [] if seen.snapshot is None else [one.queue for one in seen.snapshot.queues]
+    return [one.queue for one in seen.queues]
 
 
 def failed_count(one: QueueSnapshot | None) -> int:

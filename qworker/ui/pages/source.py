@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import TypeVar
 
 import msgspec
 
 from qworker.app import Tasks
 from qworker.clock import Clock
 from qworker.sampling import QueueSnapshot
+from qworker.ui.looks import Look
 from qworker.ui.page_error import PageError
 from qworker.ui.scans import Scans
 from qworker.ui.watch import Seen, Watch
 
-__all__ = ["Forbidden", "NoSuchPage", "Source", "Unreachable", "known_queue"]
+__all__ = ["Forbidden", "NoSuchPage", "Source", "Unreachable", "known_queue", "value_of"]
+
+T = TypeVar("T")
 
 
 class NoSuchPage(PageError):
@@ -48,6 +52,17 @@ class Source(msgspec.Struct, frozen=True):
     clock: Clock
     tasks: Tasks | None
     scans: Scans = msgspec.field(default_factory=Scans)
+
+
+def value_of(look: Look[T]) -> T:
+    """Return what a search has found.
+
+    Raises:
+        Unreachable: It has failed, or takes long.
+    """
+    if look.value is None:
+        raise Unreachable(look.problem or "the search takes long: try again in a moment")
+    return look.value
 
 
 def known_queue(seen: Seen, name: str) -> QueueSnapshot:

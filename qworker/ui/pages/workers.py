@@ -58,19 +58,18 @@ async def workers(source: Source, _request: Request) -> dict[str, Any]:
 
 async def find_workers(source: Source, seen: Seen) -> FoundWorkers:
     """Return the workers that were seen, and those that hold messages."""
-    queues = [] if seen.snapshot is None else seen.snapshot.queues
-    names = [one.queue for one in queues if one.problem is None and leased_count(one)]
+    names = [one.queue for one in seen.queues if one.problem is None and leased_count(one)]
     looks = dict(zip(names, await asyncio.gather(*(_leases(source, name) for name in names)), strict=True))
     values = {name: look.value for name, look in looks.items() if look.value is not None}
     leases = {name: value.stored[:MOST_LEASES] for name, value in values.items()}
     known = [] if seen.snapshot is None else seen.snapshot.workers
     return FoundWorkers(
-        sampled_at=None if seen.snapshot is None else seen.snapshot.at,
+        sampled_at=seen.sampled_at,
         workers=join_workers(known, leases, [job for value in values.values() for job in value.jobs]),
         cut=[name for name, value in values.items() if len(value.stored) > MOST_LEASES],
         reading=[name for name, look in looks.items() if look.at is None],
         problems={name: look.problem for name, look in looks.items() if look.problem is not None},
-        has_history=not queues or any(one.flow is not None for one in queues),
+        has_history=seen.has_history,
     )
 
 
