@@ -81,7 +81,7 @@ class GroupedFailures(Generic[Counts]):
 
     Args:
         kind: The class of a group's counts.
-        most: Groups that are told apart. An error without a pattern, such as a random text, would have a group for each
+        most: Groups with a count of their own. An error without a pattern, such as a random text, would have a group for each
             message.
     """
 
