@@ -81,8 +81,8 @@ class GroupedFailures(Generic[Counts]):
 
     Args:
         kind: The class of a group's counts.
-        most: Groups with a count of their own. An error without a pattern, such as a random text, would have a group for each
-            message.
+        most: Groups with a count of their own. An error without a pattern, such as a random text, would have a
+            group for each message.
     """
 
     def __init__(self, kind: type[Counts], most: int) -> None:
