@@ -15,7 +15,7 @@ from starlette.responses import Response
 from qworker.ui.assets import asset_path
 from qworker.ui.fragments import Fragment
 from qworker.ui.paths import page_of, path_of, root_of
-from qworker.ui.text import duration, number, rate, show, when
+from qworker.ui.text import duration, number, rate, show, when, with_code
 
 __all__ = ["Renderer"]
 
@@ -49,7 +49,13 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {"duration": duration, "number": number, "rate": rate, "when": when}
+        self._templates.filters |= {
+            "duration": duration,
+            "number": number,
+            "rate": rate,
+            "when": when,
+            "with_code": with_code,
+        }
         # Compiled now, because the first visit would hold up the loop of the application that serves the pages.
         for name in self._templates.list_templates():
             self._templates.get_template(name)
