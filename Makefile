@@ -17,7 +17,7 @@ processors := $(shell nproc 2>/dev/null || echo 2)
 jobs := $(shell n=$$((2 * $(processors))); echo $$((n < 8 ? n : 8)))
 # Plugins that other installed packages bring, and that no test here needs.
 options := -m pytest -q -p no:anyio -p no:doctest -p no:pastebin -p no:junitxml -p no:nose --tb=native
-parallel := -n $(jobs) --dist loadgroup -m "not serial"
+parallel := -n $(jobs) --dist loadgroup -m "not serial and not deep"
 pytest := $(bin)/python $(options)
 sources := qworker backends examples tests
 # What says whether a Python or a set of dependencies will do: no Spark, no other programs.
@@ -56,6 +56,7 @@ test-deep: ## The tests with more kills, seeds and examples (DEPTH=4)
 	@tests/install-tools.sh
 	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) $(parallel) tests/fault tests/property tests/unit/test_schedule_times.py tests/unit/test_sq_format.py tests/unit/test_fsq_queue.py tests/e2e/test_examples.py
 	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) -m serial tests/fault
+	$(pytest) -m deep tests
 
 test-soak: ## Workers and publishers that are killed all the time, for a while (SECONDS=180 KILLS=500)
 	@.ci/venv.sh test

@@ -119,7 +119,7 @@ def event_line(event: Event) -> str:
     if event.tries:
         words.append(f"tries {event.tries}")
     if event.duration_s is not None:
-        words.append(f"after {format_seconds(event.duration_s)}")
+        words.append(f"ran {format_seconds(event.duration_s)}")
     if event.kind != "enqueued":
         words.append(f"by {event.worker}")
     if event.error:

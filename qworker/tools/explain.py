@@ -366,11 +366,11 @@ def _failed(stored: StoredMessage) -> Reason:
             f"it was cancelled{_at(stored.finished_at)}{who}; `qworker requeue` with its id runs it after all",
         )
     why = one_line(stored.error or "") or "no reason was kept"
-    tries = f" after {_times(stored.message.tries)}" if stored.message.tries else ""
+    tries = f", after {counted(stored.message.tries, 'earlier attempt')}" if stored.message.tries else ""
     again = "`qworker requeue` tries again"
     if code_of(stored.error) == "poison":
         again = "it may kill workers, so `qworker requeue` needs its id or --code poison"
-    return Reason("failed", f"it failed permanently{_at(stored.finished_at)}{tries}: {why}; {again}")
+    return Reason("failed", f"it failed permanently{_at(stored.finished_at)}{tries}: {why.rstrip('.')}; {again}")
 
 
 def _suspicion(deaths: int) -> str:

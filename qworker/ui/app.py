@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
@@ -32,6 +32,7 @@ from qworker.ui.api import API, ENDPOINTS, answer_request, describe_api, json_re
 from qworker.ui.api.schemas import Error
 from qworker.ui.assets import ASSET_PATH, serve_asset
 from qworker.ui.confirm import Confirmed
+from qworker.ui.fragments import FRAGMENT, Fragments
 from qworker.ui.guard import Guard, wants_json
 from qworker.ui.login_page import LoginPage
 from qworker.ui.page_error import PageError, status_of_error
@@ -99,7 +100,9 @@ class Dashboard:
         self._hosts = hosts
         signer = Signer(Secrets.from_environment().signing if login is None else login.key)
         guard = Guard(watch, signer, self._session, has_app=tasks is not None, read_only=read_only)
-        self._renderer = Renderer(has_login=login is not None, user_content=guard.content)
+        self._guard = guard
+        self._renderer = Renderer(login is not None, guard.content, guard.form_token)
+        self._fragments = Fragments(watch.clock)
         actions = Actions(self._source, guard, signer, self._renderer, self._has_page)
         self._confirmed = Confirmed(self._source, guard, signer, self._renderer)
         pages = [Route(page.path, partial(self._show, page)) for page in PAGES]
@@ -211,6 +214,11 @@ class Dashboard:
     # -- pages ---------------------------------------------------------------------------------------------------------
 
     async def _show(self, page: Page, request: Request) -> Response:
+        is_fragment = FRAGMENT in request.headers
+        # Of now: what is read before a change must not be kept for those who look after it.
+        key = self._key(request)
+        if is_fragment and (kept := self._fragments.get(key)) is not None:
+            return kept.response(request, self._guard.form_token(request))
         content = await page.content(self._source, request)
         if isinstance(content, Response):
             return content
@@ -218,7 +226,16 @@ class Dashboard:
         is_stale = page.is_of_queue and content["seen"].problem is not None
         status = HTTPStatus.SERVICE_UNAVAILABLE if is_stale else HTTPStatus.OK
         is_live = content.pop("is_live", page.is_live)
-        return self._renderer.page(request, page.template, content, status=status, is_live=is_live)
+        if not is_fragment:
+            return self._renderer.page(request, page.template, content, status=status, is_live=is_live)
+        fragment = self._renderer.fragment(request, page.template, content, status=status, is_live=is_live)
+        self._fragments.keep(key, fragment)
+        return fragment.response(request, self._guard.form_token(request))
+
+    def _key(self, request: Request) -> Hashable:
+        """Return all that a fragment depends on, besides the time."""
+        query, role = request.scope["query_string"], request.state.access.role
+        return get_route_path(request.scope), query, root_of(request.scope), role, self.watch.looks.changes
 
     def _error(self, request: Request, access: Access | None, status: HTTPStatus, text: str) -> Response:
         if _is_of_api(request.scope) or wants_json(request):

@@ -81,15 +81,18 @@ class Guard:
         self._read_only = read_only
 
     def content(self, request: Request) -> dict[str, Any]:
-        """Return what each page shows to its user: the possible actions, the token of its forms, and a notice."""
+        """Return what each page shows to its user: the possible actions, and a notice."""
         access: Access | None = request.state.access
         if access is None:
-            return {"can": frozenset[Action](), "token": "", "notice": None}
+            return {"can": frozenset[Action](), "notice": None}
         return {
             "can": self._allowed(access),
-            "token": self._signer.form_token(self._session(request)),
             "notice": self._signer.read_notice(request.query_params.get("notice", "")),
         }
+
+    def form_token(self, request: Request) -> str:
+        """Return the token of the forms of a session. It is empty for a user who has none."""
+        return "" if request.state.access is None else self._signer.form_token(self._session(request))
 
     def _allowed(self, access: Access) -> frozenset[Action]:
         """Return what a user can do with the store, as far as it is known."""

@@ -13,8 +13,9 @@ from starlette.responses import RedirectResponse, Response
 
 from qworker.asgi.interface import read_body
 from qworker.ui.access import SESSION_S, Access, Login
+from qworker.ui.fragments import FRAGMENT
 from qworker.ui.paths import root_of
-from qworker.ui.rendering import FRAGMENT, Renderer
+from qworker.ui.rendering import Renderer
 
 __all__ = ["LoginPage"]
 

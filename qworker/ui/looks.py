@@ -62,11 +62,15 @@ class Looks:
     Args:
         every: Seconds between two reads of a cheap kind.
         clock: The clock.
+
+    Attributes:
+        changes: How often `expire` was called.
     """
 
     def __init__(self, every: float = 2.0, clock: Clock = SYSTEM_CLOCK) -> None:
         self._every = every
         self._clock = clock
+        self.changes = 0
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
     async def look(
@@ -109,6 +113,7 @@ class Looks:
 
     def expire(self) -> None:
         """Make the next look of each kind read again, because the store was changed."""
+        self.changes += 1
         for kept in self._kept.values():
             kept.is_outdated = True
 

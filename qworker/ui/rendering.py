@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import secrets
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -13,13 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from qworker.ui.assets import asset_path
+from qworker.ui.fragments import Fragment
 from qworker.ui.paths import page_of, path_of, root_of
-from qworker.ui.text import duration, number, rate, show, when
+from qworker.ui.text import duration, number, rate, show, when, with_code
 
-__all__ = ["FRAGMENT", "Renderer"]
-
-# The header by which the script asks for the content of a page only.
-FRAGMENT = "x-qworker-fragment"
+__all__ = ["Renderer"]
 
 
 class Renderer:
@@ -28,11 +26,20 @@ class Renderer:
     Args:
         has_login: Whether users log in here, and can log out.
         user_content: Returns what each page shows to the user of a request: what the user can do, by name.
+        form_token: Returns the token of the forms of the session of a request.
     """
 
-    def __init__(self, has_login: bool, user_content: Callable[[Request], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        has_login: bool,
+        user_content: Callable[[Request], dict[str, Any]],
+        form_token: Callable[[Request], str],
+    ) -> None:
         self._has_login = has_login
         self._user_content = user_content
+        self._form_token = form_token
+        # No message can contain it.
+        self._token_mark = secrets.token_hex()
         self._templates = Environment(
             loader=PackageLoader("qworker.ui"),
             autoescape=True,
@@ -42,7 +49,13 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {"duration": duration, "number": number, "rate": rate, "when": when}
+        self._templates.filters |= {
+            "duration": duration,
+            "number": number,
+            "rate": rate,
+            "when": when,
+            "with_code": with_code,
+        }
         # Compiled now, because the first visit would hold up the loop of the application that serves the pages.
         for name in self._templates.list_templates():
             self._templates.get_template(name)
@@ -65,11 +78,25 @@ class Renderer:
             status: The status of the response.
             is_live: Whether the script updates the page.
         """
-        is_fragment = FRAGMENT in request.headers
-        text = self._templates.get_template(template).render(
+        text = self._render(request, template, content, "layout.html", self._form_token(request), is_live=is_live)
+        return Response(text, status, media_type="text/html")
+
+    def fragment(
+        self, request: Request, template: str, content: dict[str, Any], *, status: HTTPStatus, is_live: bool
+    ) -> Fragment:
+        """Return the part of a page that the script updates, for all users with the same role."""
+        mark = self._token_mark
+        text = self._render(request, template, content, "fragment.html", mark, is_live=is_live)
+        return Fragment.of(text, mark, status)
+
+    def _render(
+        self, request: Request, template: str, content: dict[str, Any], layout: str, token: str, *, is_live: bool
+    ) -> str:
+        return self._templates.get_template(template).render(
             **content,
             **self._user_content(request),
-            layout="fragment.html" if is_fragment else "layout.html",
+            token=token,
+            layout=layout,
             live=is_live,
             section=template.partition(".")[0],
             path=partial(path_of, request.scope),
@@ -79,9 +106,3 @@ class Renderer:
             root=root_of(request.scope),
             here=page_of(request),
         )
-        if not is_fragment:
-            return Response(text, status, media_type="text/html")
-        tag = f'"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"'
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"etag": tag})
-        return Response(text, status, headers={"etag": tag}, media_type="text/html")

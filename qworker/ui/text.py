@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 import msgspec
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from qworker.charts import format_text
 from qworker.envelope import Envelope, open_envelope
@@ -27,6 +27,7 @@ __all__ = [
     "show",
     "text_json_of",
     "when",
+    "with_code",
 ]
 
 T = TypeVar("T")
@@ -49,6 +50,15 @@ def show(value: object) -> str:
     if isinstance(value, Markup) or (isinstance(value, str) and value.isascii() and value.isprintable()):
         return value
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", format_text("" if value is None else value))
+
+
+def with_code(text: str) -> Markup:
+    """Return a text in which what stands in backticks is code."""
+    parts = [escape(show(part)) for part in text.split("`")]
+    if len(parts) % 2 == 0:
+        # One of them has no other end.
+        return Markup("`").join(parts)
+    return Markup().join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
 
 def duration(seconds: float | None) -> str:

@@ -6,20 +6,15 @@ import inspect
 import re
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
-import pytest
 
 from qworker.cli.configured import options_of, walk
 from qworker.cli.main import cli
 from qworker.cli.options import Unavailable
 from tests.support.processes import PYTHON, environment, without_extras
 from tests.support.waiting import PATIENCE
-
-# As many interpreters as there are commands.
-pytestmark = pytest.mark.timeout(300)
 
 
 def commands(group: click.Group, *above: str) -> Iterator[tuple[str, ...]]:
@@ -45,31 +40,42 @@ def test_help_begins_with_one_short_sentence_and_every_option_says_what_it_is() 
     assert not wrong, "\n".join(wrong)
 
 
+# One interpreter for all commands: to start one takes longer than a help. After each of them, both streams have a mark.
+PROGRAM = """
+import sys
+from qworker.cli.main import main
+
+for line in sys.argv[1:]:
+    status = main([*line.split(), "--help"])
+    for stream in (sys.stdout, sys.stderr):
+        print(f"{chr(0)}{status}{chr(0)}", end="", file=stream, flush=True)
+"""
+
+
 def test_every_command_has_help_or_names_the_extra_that_it_lacks(tmp_path: Path) -> None:
     asked = [(), *commands(cli)]
-
-    def help_of(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [PYTHON, "-m", "qworker", *command, "--help"],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=2 * PATIENCE,
-            check=False,
-        )
-
+    done = subprocess.run(
+        [PYTHON, "-c", PROGRAM, *map(" ".join, asked)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outputs, errors = done.stdout.split("\0"), done.stderr.split("\0")
     lacking = set()
-    with ThreadPoolExecutor(2) as threads:
-        for command, done in zip(asked, threads.map(help_of, asked), strict=True):
-            shown = f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-            if done.returncode == 2 and re.fullmatch(r"qworker: .* needs the extra '\w+': .*\n", done.stderr):
-                lacking.add(command)
-                continue
-            assert done.returncode == 0, shown
-            assert "Usage: " in done.stdout, shown
-            assert done.stderr == "", shown
-            if command == ():
-                assert all(name in done.stdout for name in cli.list_commands(click.Context(cli))), shown
+    for command, output, status, error in zip(asked, outputs[::2], outputs[1::2], errors[::2], strict=False):
+        shown = f"{command} ended with {status}:\n{output}{error}"
+        if status == "2" and re.fullmatch(r"qworker: .* needs the extra '\w+': .*\n", error):
+            lacking.add(command)
+            continue
+        assert status == "0", shown
+        assert "Usage: " in output, shown
+        assert error == "", shown
+        if command == ():
+            assert all(name in output for name in cli.list_commands(click.Context(cli))), shown
+    assert len(outputs) == len(errors) == 2 * len(asked) + 1
     assert () not in lacking
     assert bool(lacking) == without_extras(), f"without help for want of an extra: {sorted(lacking)}"

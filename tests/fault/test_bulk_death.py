@@ -16,7 +16,7 @@ from qworker.backend.registry import open_backend
 from qworker.bulk import IncompleteLoad
 from qworker.message import SettleAction, Settlement
 from tests.fault.harness import COMMANDS, KILL, LOSE, MOVES, QUEUE, Books, Launcher, fault, stored, strays
-from tests.support.depth import DEPTH
+from tests.support.depth import DEPTH, WITH_SYNC
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_for
 
@@ -71,7 +71,7 @@ def _die_and_resume(launcher: Launcher, url: str, ledger: Path, *, die: list[int
     return status, taken + asyncio.run(_take(url))
 
 
-@pytest.mark.parametrize("sync", ["full", "off", "off&fsq=1"])
+@pytest.mark.parametrize("sync", [*WITH_SYNC, "off&fsq=1"])
 def test_a_bulk_write_that_dies_at_any_step_is_completed_by_the_same_job_and_doubles_nothing(
     tmp_path: Path, launcher: Launcher, sync: str
 ) -> None:

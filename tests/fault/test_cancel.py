@@ -16,7 +16,7 @@ from qworker.backend.registry import open_backend
 from qworker.failure_text import CANCELLED, code_of
 from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State, StoredMessage
 from tests.fault.harness import KILL, Books, Launcher, fault, kill, start
-from tests.support.depth import DEPTH
+from tests.support.depth import DEPTH, WITH_SYNC
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import let_pass, wait_for
 
@@ -43,7 +43,7 @@ def cancelled_of(stored: list[StoredMessage]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("sync", ["full", "off"])
+@pytest.mark.parametrize("sync", WITH_SYNC)
 def test_a_canceller_that_dies_at_any_step_loses_nothing_and_its_repetition_cancels_all(
     tmp_path: Path, launcher: Launcher, sync: str
 ) -> None:

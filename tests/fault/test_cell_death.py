@@ -14,12 +14,12 @@ from qworker.backend.registry import open_backend
 from qworker.cell import Cell, CellOp
 from tests.fault.harness import ANY_CALL, FAIL, KILL, LOSE, MARKS, QUEUE, Books, Launcher, fault, strays
 from tests.fault.programs import CHANGES, cell_value
-from tests.support.depth import DEPTH
+from tests.support.depth import DEPTH, WITH_SYNC
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 STEPS = range(1, 200 * DEPTH)
-SYNC = pytest.mark.parametrize("sync", ["full", "off"])
+SYNC = pytest.mark.parametrize("sync", WITH_SYNC)
 
 
 def states() -> list[dict[str, bytes]]:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.fault.harness import KILL, Books, Launcher, check_invariant, drain, fault, stored, strays
-from tests.support.depth import DEEP, DEPTH
+from tests.support.depth import DEEP, DEPTH, WITH_SYNC
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 STEPS = range(1, 41 * DEPTH)
-SYNC = pytest.mark.parametrize("sync", ["full", "off"])
+SYNC = pytest.mark.parametrize("sync", WITH_SYNC)
 
 
 @SYNC

@@ -15,7 +15,7 @@ import pytest
 from tests.support.examples import EXAMPLES, files_in, running, wait_in_run, workers_of
 
 # Not of the group that shares a session: it starts Sparks of its own.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
 
 # Of each 10,000 files; the whole installation takes minutes on two processors. Each killed worker takes the last
 # quarter of a second of its history with it, about 30 files on a fast machine: that must be far less than half of the

@@ -6,10 +6,12 @@ import os
 
 import pytest
 
-__all__ = ["DEEP", "DEPTH", "pytest_collection_modifyitems"]
+__all__ = ["DEEP", "DEPTH", "WITH_SYNC", "pytest_collection_modifyitems"]
 
 DEPTH = int(os.environ.get("QWORKER_TEST_DEPTH", "1"))
 DEEP = DEPTH > 1
+# Values of `sync`, for tests that die at each step: without it, there are some steps less.
+WITH_SYNC = ("full", "off") if DEEP else ("full",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,13 +20,15 @@ from qworker import Draft, Tasks
 from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
+from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.failures import bulk
 from qworker.message import Query, SettleAction, Settlement, State
-from qworker.testing import wait_until
+from qworker.testing import FakeClock, wait_until
 from qworker.ui.access import ROLES, Access, Login, Role, Secrets
 from qworker.ui.app import Dashboard
 from qworker.ui.audit import read_newest
+from qworker.ui.fragments import Fragment
 from qworker.ui.tickets import TICKET_S
 from qworker.ui.watch import Watch
 from tests.support.forms import OWN, forms_of, submit
@@ -76,7 +78,7 @@ async def memory() -> AsyncIterator[Tasks]:
 
 @asynccontextmanager
 async def browsing(
-    backend: Backend, *, role: Role = "admin", user: str = "ada", **options: Any
+    backend: Backend, *, role: Role = "admin", user: str = "ada", clock: Clock = SYSTEM_CLOCK, **options: Any
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """A browser that is logged in, unless there are other options."""
 
@@ -87,7 +89,7 @@ async def browsing(
         return Access(user, role)
 
     options = {"authorize": known, **options} if "login" not in options else options
-    dashboard = Dashboard(Watch(opened), **options)
+    dashboard = Dashboard(Watch(opened, clock=clock), **options)
     try:
         transport = httpx.ASGITransport(app=dashboard)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -592,6 +594,43 @@ async def test_a_form_is_valid_in_its_own_session_only(memory: Tasks) -> None:
         sent = await client.post(f"/q/{QUEUE}/pause", data={"token": tokens[0]}, headers=OWN)
         assert (sent.status_code, "not valid any more" in sent.text) == (403, True)
         assert not (await backend.stats(QUEUE)).paused
+
+
+async def test_viewers_share_what_their_scripts_fetch_but_not_the_tokens_of_their_forms(memory: Tasks) -> None:
+    login, fragment = Login(Secrets()), {"x-qworker-fragment": "1"}
+    backend = await memory.backend()
+    await fail(backend, ["a"])
+    seen: list[httpx.Response] = []
+    async with browsing(backend, login=login) as client:
+        await client.get("/login", params={"t": login.new_link()})
+        (cookie,) = client.cookies
+        for user, action in (("ada", "pause"), ("eve", "resume")):
+            client.cookies.set(cookie, login.new_session(Access(user, "admin")))
+            seen.append(await client.get(f"/q/{QUEUE}", headers=fragment))
+            await submit(client, seen[-1], f"/q/{QUEUE}/{action}")
+    first, second = ({form.values["token"] for form in forms_of(page).values()} for page in seen)
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
+async def test_many_viewers_cost_one_rendering_a_second(memory: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = await memory.backend()
+    await fail(backend, ["a"])
+    rendered: list[str] = []
+    of = Fragment.of
+
+    def counted(text: str, *rest: Any) -> Fragment:
+        rendered.append(text)
+        return of(text, *rest)
+
+    monkeypatch.setattr(Fragment, "of", counted)
+    async with browsing(backend, clock=(clock := FakeClock())) as client:
+        for _ in range(2):
+            for _ in range(100):
+                page = await client.get(f"/q/{QUEUE}", headers={"x-qworker-fragment": "1"})
+            clock.advance(1.0)
+    assert page.status_code == 200
+    assert len(rendered) == 2
 
 
 async def test_an_action_that_a_store_refuses_is_recorded(memory: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:

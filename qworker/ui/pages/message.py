@@ -128,9 +128,9 @@ def _story(events: Sequence[Event]) -> list[_Step]:
 
 
 def _words(event: Event) -> str:
-    ran = "" if event.duration_s is None else f" after {duration(event.duration_s)}"
+    ran = "" if event.duration_s is None else f", ran {duration(event.duration_s)}"
     by = "" if event.kind == "enqueued" else f" by {event.worker}"
-    return f"{event.kind}{ran}{by}"
+    return f"{event.kind}{by}{ran}"
 
 
 def _facts(stored: StoredMessage) -> list[tuple[str, Any, str]]:

@@ -6,21 +6,39 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 
 from qworker.errors import UsageError
+from qworker.message import QueueStats
 from qworker.sampling import QueueSnapshot
-from qworker.ui.pages.charts import spark_of
-from qworker.ui.pages.rows import numbers_of, status_of
+from qworker.ui.pages.rows import NO_HISTORY, numbers_of, status_of
 from qworker.ui.pages.source import Source
 from qworker.ui.problems import problems_of
-from qworker.ui.text import number, rate
+from qworker.ui.text import DASH, number, rate
 from qworker.ui.watch import Seen
 
 __all__ = ["overview"]
 
 # Rows of one page.
 _MOST_QUEUES = 100
+
+
+class _Cell(msgspec.Struct, frozen=True):
+    """A number in the table of queues.
+
+    Attributes:
+        text: The number.
+        is_failed: Whether there are failed messages, to which it leads.
+    """
+
+    text: str
+    is_failed: bool = False
+
+    @property
+    def is_nil(self) -> bool:
+        """Whether it says nothing, and is shown faint."""
+        return self.text in {"0", DASH}
 
 
 async def overview(source: Source, request: Request) -> dict[str, Any]:
@@ -43,6 +61,7 @@ async def overview(source: Source, request: Request) -> dict[str, Any]:
         "total": len(seen.queues),
         "totals": _totals(seen.queues),
         "rows": rows,
+        "no_history": NO_HISTORY if any(one.flow is None for one in shown) else None,
         "problems": [problem for row in rows for problem in row["problems"]],
     }
 
@@ -66,7 +85,22 @@ def _totals(every: Sequence[QueueSnapshot]) -> list[tuple[str, str]]:
 async def _row(source: Source, seen: Seen, one: QueueSnapshot, now: float) -> dict[str, Any]:
     past = await source.watch.past(one.queue, 0)
     problems = problems_of(one, past, seen.unworked.get(one.queue), now)
-    return {**numbers_of(one, now), "problems": problems, "spark": spark_of(past, now), **status_of(one, problems)}
+    numbers = numbers_of(one, now)
+    spark = source.drawings.spark(one.queue, past, now)
+    return {**numbers, "cells": _cells(numbers), "problems": problems, "spark": spark, **status_of(one, problems)}
+
+
+def _cells(numbers: dict[str, Any]) -> list[_Cell]:
+    """Return the numbers of a row after its sparkline."""
+    stats: QueueStats | None = numbers["stats"]
+    leased, delayed, failed = (None, None, None) if stats is None else (stats.leased, stats.delayed, stats.failed)
+    return [
+        _Cell(number(leased)),
+        _Cell(number(delayed)),
+        _Cell(number(failed), is_failed=bool(failed)),
+        _Cell(numbers["growth"] or DASH),
+        *(_Cell(numbers[name]) for name in ("acked", "failures", "wait", "oldest", "workers")),
+    ]
 
 
 def _trouble(seen: Seen, now: float, one: QueueSnapshot) -> tuple[bool, int, str]:

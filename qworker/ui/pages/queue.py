@@ -13,7 +13,6 @@ from qworker.errors import UsageError
 from qworker.failures.message_filter import CODES
 from qworker.message import STATE_WORDS, QueueStats
 from qworker.sampling import QueueSnapshot
-from qworker.ui.pages.charts import charts_of
 from qworker.ui.pages.lists import FILTERS, ListQuery, read_list
 from qworker.ui.pages.rows import FRESH_S, message_row, numbers_of, status_of
 from qworker.ui.pages.source import Source, known_queue
@@ -53,7 +52,7 @@ async def queue(source: Source, request: Request) -> dict[str, Any]:
         **numbers,
         **status_of(one, problems),
         "problems": problems,
-        **charts_of(past, level, now),
+        **source.drawings.charts(name, past, level, now),
         "span": asked.get("range") or "1h",
         "spans": list(RANGES),
         "is_paused": await _is_paused(source, one),

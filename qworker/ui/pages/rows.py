@@ -17,6 +17,7 @@ from qworker.ui.watch import Seen
 __all__ = [
     "EVENT_COLOURS",
     "FRESH_S",
+    "NO_HISTORY",
     "failed_count",
     "leased_count",
     "message_row",
@@ -28,11 +29,13 @@ __all__ = [
     "time_to_empty",
 ]
 
-# Seconds above which the age of a number is shown.
-FRESH_S = 4.0
+# Seconds above which the age of a number is shown. A page is up to a second older, so no number without an age is older
+# than 4 s.
+FRESH_S = 3.0
+# Why some numbers are dashes.
+NO_HISTORY = "the workers of this store keep no history: add ?history=1 to their URL"
 # The colours of the kinds of events that have one.
 EVENT_COLOURS = {"acked": "good", "failed": "bad", "cancelled": "bad", "lost": "bad", "retried": "warn"}
-NO_HISTORY = "the workers of this store keep no history: add ?history=1 to their URL"
 
 
 def queue_names(seen: Seen) -> list[str]:

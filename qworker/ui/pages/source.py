@@ -12,6 +12,7 @@ from qworker.clock import Clock
 from qworker.sampling import QueueSnapshot
 from qworker.ui.looks import Look
 from qworker.ui.page_error import PageError
+from qworker.ui.pages.charts import Drawings
 from qworker.ui.scans import Scans
 from qworker.ui.watch import Seen, Watch
 
@@ -46,12 +47,14 @@ class Source(msgspec.Struct, frozen=True):
         clock: The clock.
         tasks: The app, which can say more about a message. None: it is not known.
         scans: The searches of users.
+        drawings: The charts that were drawn.
     """
 
     watch: Watch
     clock: Clock
     tasks: Tasks | None
     scans: Scans = msgspec.field(default_factory=Scans)
+    drawings: Drawings = msgspec.field(default_factory=Drawings)
 
 
 def value_of(look: Look[T]) -> T:
