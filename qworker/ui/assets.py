@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from functools import cache
 from http import HTTPStatus
@@ -35,14 +36,22 @@ async def serve_asset(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in _TYPES or request.path_params["digest"] != _digest(name):
         return Response("Not Found", HTTPStatus.NOT_FOUND)
-    headers = {"cache-control": "public, max-age=31536000, immutable"}
-    return Response(_asset(name), headers=headers, media_type=_TYPES[name])
+    headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
+    # Pages are never compressed: the length of one that has a token and foreign text would tell about the token.
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(_asset(name), headers=headers, media_type=_TYPES[name])
+    return Response(_compressed(name), headers=headers | {"content-encoding": "gzip"}, media_type=_TYPES[name])
 
 
 @cache
 def _asset(name: str) -> bytes:
     own = files("qworker.ui").joinpath("static", name).read_bytes()
     return page_style().encode() + own if name == "ui.css" else own
+
+
+@cache
+def _compressed(name: str) -> bytes:
+    return gzip.compress(_asset(name), mtime=0)
 
 
 @cache

@@ -307,6 +307,22 @@ async def test_schedules_are_listed_with_their_next_tick() -> None:
     await tasks.aclose()
 
 
+async def test_a_browser_loads_less_than_40_kilobytes_of_files_once_and_compressed() -> None:
+    async with store() as backend, served(backend) as client:
+        page = await client.get("/")
+        assert "content-encoding" not in page.headers
+        sizes = []
+        for path in set(re.findall(r'"(/static/[^"]+)"', page.text)):
+            file = await client.get(path, headers={"accept-encoding": "gzip"})
+            plain = await client.get(path, headers={"accept-encoding": "identity"})
+            assert (file.headers["content-encoding"], file.text) == ("gzip", plain.text)
+            assert "content-encoding" not in plain.headers
+            assert "immutable" in file.headers["cache-control"]
+            sizes.append(file.num_bytes_downloaded)
+    assert len(sizes) == 4
+    assert sum(sizes) < 40_000
+
+
 async def test_a_fragment_is_sent_again_only_if_it_has_changed() -> None:
     async with store() as backend, served(backend) as client:
         await backend.create("quiet")
