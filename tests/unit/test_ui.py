@@ -37,6 +37,7 @@ from qworker.ui.access import LINK_S, SESSION_S, Access, Login, Secrets
 from qworker.ui.app import Dashboard, below
 from qworker.ui.looks import Looks
 from qworker.ui.problems import problems_of
+from qworker.ui.text import with_code
 from qworker.ui.watch import Watch
 from qworker_memory import MemoryBackend
 
@@ -518,6 +519,11 @@ def test_problems_follow_fixed_rules() -> None:
         "unusable": ["permission denied"],
         "failures": ["11 failures in 10 min"],
     }
+
+
+def test_what_stands_in_backticks_is_code_and_never_markup() -> None:
+    assert with_code("`qworker <b>` runs it") == "<code>qworker &lt;b&gt;</code> runs it"
+    assert with_code("one ` <i>") == "one ` &lt;i&gt;"
 
 
 @pytest.mark.parametrize(
