@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import configparser
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -144,14 +145,29 @@ def write_app(page: str, folder: Path) -> None:
 
 
 @pytest.fixture
-def _no_modules_of_the_page(tmp_path: Path) -> Iterator[None]:
-    """Forget what a page's commands import: another page has another `app`."""
-    path, before = list(sys.path), set(sys.modules)
+def _no_modules_of_the_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget what a page's commands import, and what other tests have imported: each page has another `app`."""
+    path, folders = list(sys.path), str(tmp_path_factory.getbasetemp())
+    _forget_modules(folders)
     yield
     sys.path[:] = path
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
+    _forget_modules(folders)
+
+
+def _forget_modules(folder: str) -> None:
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(folder):
             del sys.modules[name]
+
+
+def test_a_page_does_not_get_the_modules_of_another_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "left_behind.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("left_behind")
+    request.getfixturevalue("_no_modules_of_the_page")
+    assert "left_behind" not in sys.modules
 
 
 @pytest.mark.usefixtures("_no_modules_of_the_page")
