@@ -24,7 +24,7 @@ sources := qworker backends examples tests
 core := tests/unit tests/contract tests/property
 # What says whether an installed wheel will do, without extras.
 plain := tests/e2e/test_help.py tests/e2e/test_demo.py tests/e2e/test_health.py tests/unit/test_docs.py \
-    -k 'help or demo or blocks_the_loop or (page_does and (README or quickstart or retries))'
+    -k '(help or demo or blocks_the_loop or (page_does and (README or quickstart or retries))) and not dashboard'
 
 # These tests write and sync many thousands of small files, which takes a third of the time in memory. TMPDIR=/var/tmp puts the
 # files on a disk, where those of the other targets are.
