@@ -141,9 +141,11 @@ def _report(result: LoadResult, task: str, json: bool) -> None:
     if json:
         print_json(result)
         return
-    echo(f"enqueued {counted(result.enqueued, 'call')} of {task} in {result.queue} as the load {result.name}")
+    what = f"{counted(result.enqueued, 'call')} of {task} in {result.queue} as the load {result.name}"
     if result.already_loaded:
-        echo("this load has already run: use another --name to enqueue the table again")
+        echo(f"enqueued nothing: an earlier run enqueued {what}. Use another --name to enqueue the table again.")
+    else:
+        echo(f"enqueued {what}")
     if result.rejected:
         echo(f"rejected {counted(result.rejected, 'row')}: see the column reason in {result.rejects}")
 

@@ -106,7 +106,7 @@ async def prune(
 
 def describe_retention(done: RetentionPolicy, failed: RetentionPolicy) -> dict[str, str]:
     """Return how long finished messages are kept, as `QueueStats.retention` shows it."""
-    return {"done": done.describe(), "failed": failed.describe(), "unfinished": "removed after 36 hours"}
+    return {"done": done.describe(), "failed": failed.describe(), "unfinished_files": "removed after 36 hours"}
 
 
 def _remove(name: str, directory: int, reason_of: Callable[[str], str] | None) -> bool:
