@@ -182,12 +182,12 @@ async def test_expired_cells_and_empty_groups_are_swept(backend: FileBackend, gr
 
     async def is_swept() -> bool:
         await backend.reap(QUEUE)
-        return not (group.parent / "h").exists()
+        # One round can remove the group h and leave cells of the other group for the next round.
+        names = sorted(path.name for path in group.iterdir())
+        return not (group.parent / "h").exists() and names == ["kept", "later"]
 
     await wait_until(is_swept)
-    assert sorted(path.name for path in group.iterdir()) == ["kept", "later"]
     assert (group / "kept").stat().st_mtime == 0
-    await wait_until(is_swept)
     clock.advance(600.0)
     while (group / "later").exists():
         await backend.reap(QUEUE)
