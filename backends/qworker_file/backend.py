@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -14,6 +15,7 @@ from qworker.cell import Cell, CellOp, CellReply, CellWatch, check_cell_ops
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.failure_text import cancelled_text
 from qworker.history.directory import DirectoryHistory
+from qworker.kit.directory.missing import queue_not_found
 from qworker.kit.directory.opener import StoreOpener
 from qworker.kit.directory.samples import DirectorySamples
 from qworker.kit.directory.wait import wait_for_work
@@ -290,8 +292,12 @@ class FileBackend(Backend):
 
     async def count_version(self, queue: str) -> str | None:
         """Read the times of the queue's directories."""
-        with store_errors(f"read {queue!r}"), self._stores.require_queue(queue).files as files:
-            return version_of(files)
+        with store_errors(f"read {queue!r}"):
+            store = self._stores.open_existing()
+            if store is not None:
+                with suppress(FileNotFoundError):
+                    return version_of(check_existing_queue(queue), store.root)
+            raise queue_not_found(queue, self._directory)
 
     def samples(self) -> DirectorySamples:
         """Return the files in `.samples/`."""

@@ -79,7 +79,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
         Raises:
             OSError: It cannot be listed.
         """
-        version = version_of(self.files)
+        version = version_of(".", self.files.base)
         tally = DetailedTally(most)
         try:
             await self._list_into(tally)
@@ -87,7 +87,7 @@ class FileBrowser(QueueBrowser[QueueDir]):
             return None
         return QueueCount(
             stats=await self._stats(tally, retention),
-            exact=version == version_of(self.files),
+            exact=version == version_of(".", self.files.base),
             version=version,
             next_due=tally.next_due,
             tasks=dict(tally.tasks.most_common()),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from qworker.bulk.load_files import names_in
 from qworker.kit.directory.tally import Tally
 from qworker.message import State
-from qworker_file.layout import QueueDir
+from qworker_file.layout import MESSAGE_PARTS
 from qworker_file.loads import is_load
 from qworker_file.names import count_labels
 
@@ -90,13 +90,29 @@ class DetailedTally(Tally):
             self._last = heapq.nlargest(_ENDS, self._last + after)[::-1]
 
 
-def version_of(files: QueueDir) -> str | None:
-    """Return a text that changes with every change of the queue's directories. None: loads change without it.
+def version_of(queue: str, parent: int) -> str | None:
+    """Return a text that changes with every change of a queue's directories, which are not opened.
+
+    Args:
+        queue: The path of the queue.
+        parent: The open directory from which the path begins.
+
+    Returns:
+        None: the queue has loads, which change without it.
 
     Raises:
+        FileNotFoundError: The queue does not exist.
         OSError: The queue cannot be read.
     """
-    if any(map(is_load, names_in(".", files.base))):
+    base = os.stat(queue, dir_fd=parent).st_mtime_ns
+    if any(map(is_load, names_in(queue, parent))):
         return None
-    watched = (*files.message_directories, files.base)
-    return "-".join([str(os.fstat(fd).st_mtime_ns) for fd in watched])
+    return "-".join([str(base), *[str(_changed_at(f"{queue}/{part}", parent)) for part in MESSAGE_PARTS]])
+
+
+def _changed_at(path: str, parent: int) -> int:
+    """Return the time of a directory, or 0 if it does not exist. Whoever opens the queue creates it."""
+    try:
+        return os.stat(path, dir_fd=parent).st_mtime_ns
+    except FileNotFoundError:
+        return 0

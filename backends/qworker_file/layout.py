@@ -16,11 +16,13 @@ from qworker.kit.files import change_mode, has_entry, make_fifo, read_file, remo
 from qworker.kit.opening import create_file, open_directory, open_entry
 from qworker.kit.store_errors import DENIED, NOT_A_FILE, NOT_EMPTY
 
-__all__ = ["FORMAT", "QueueDir", "create_queue", "has_queue", "open_part", "open_queue"]
+__all__ = ["FORMAT", "MESSAGE_PARTS", "QueueDir", "create_queue", "has_queue", "open_part", "open_queue"]
 
 FORMAT = 1
 
 _PARTS = ("tmp", "queue", "lease", "delay", "done", "fail", "names", "workers")
+# The directories that contain messages.
+MESSAGE_PARTS = ("queue", "delay", "lease", "fail", "done")
 _TRIGGER = "trigger-s"
 _FORMAT_FILE = "format"
 
@@ -63,7 +65,7 @@ class QueueDir(QueueFiles):
     @property
     def message_directories(self) -> tuple[int, ...]:
         """The descriptors of the directories that contain messages."""
-        return self.queue, self.delay, self.lease, self.fail, self.done
+        return tuple(getattr(self, part) for part in MESSAGE_PARTS)
 
     def pull_trigger(self) -> None:
         """Wake one idle worker: write one byte, or nothing if the pipe is full of unread bytes."""

@@ -51,7 +51,7 @@ class Budget(msgspec.Struct):
 
     def pause(self, cpu_s: float) -> float:
         """Return the seconds from a count that cost `cpu_s` seconds of CPU to the next one."""
-        return max(self.least_s, cpu_s / _SHARE * self.slower)
+        return max(self.least_s, cpu_s / _SHARE) * self.slower
 
 
 class SharedCount(msgspec.Struct, frozen=True):

@@ -57,6 +57,8 @@ LEVELS = (
     Level(300, 288, len(HEADER) + 360 * _SIZE),
     Level(1800, 336, len(HEADER) + (360 + 288) * _SIZE),
 )
+# Seconds between two renewals of the coarser levels. Their steps are multiples of it.
+_RENEW_S = 60
 RING_SIZE = len(HEADER) + sum(level.slots for level in LEVELS) * _SIZE
 
 
@@ -183,26 +185,39 @@ class Ring:
     def __init__(self, store: SampleStore, queue: str) -> None:
         self._store = store
         self._queue = queue
+        # The time of the last sample that this object added completely.
+        self._last_at: float | None = None
 
     async def add(self, sample: RingSample) -> None:
-        """Store a sample of the finest level, and renew the coarser ones of its time.
+        """Store a sample of the finest level, and renew the coarser ones about once a minute.
 
         A sample of the same period that another process has stored stays.
 
         Raises:
             BackendError: It cannot be stored.
         """
-        await self._prepare()
+        last = self._last_at
+        is_due = last is None or last // _RENEW_S != sample.at // _RENEW_S
+        if is_due:
+            await self._prepare()
         finest = LEVELS[0]
         stored = decode_sample(await self._store.read(self._queue, finest.place(sample.at), _SIZE))
         if stored is None or stored.at != sample.at:
             await self._store.write(self._queue, finest.place(sample.at), encode_sample(sample))
-        # Also if the sample was there: the process that stored it may have died before the next lines.
+        if is_due:
+            await self._renew_coarser(last, sample.at)
+        self._last_at = sample.at
+
+    async def _renew_coarser(self, last: float | None, at: float) -> None:
+        """Renew the coarser samples of a moment, and those of the last sample, which may be in an earlier period."""
         for finer, coarser in pairwise(LEVELS):
-            start = coarser.start(sample.at)
-            found = await self._read(finer, start, start + coarser.step)
-            if found:
-                await self._store.write(self._queue, coarser.place(start), encode_sample(fold(found, start)))
+            start = coarser.start(at)
+            # The process that stored the last sample may have died before it renewed the coarser ones.
+            before = start - coarser.step if last is None else coarser.start(last)
+            for period in dict.fromkeys((before, start)):
+                found = await self._read(finer, period, period + coarser.step)
+                if found:
+                    await self._store.write(self._queue, coarser.place(period), encode_sample(fold(found, period)))
 
     async def read(self, level: Level, now: float) -> list[RingSample]:
         """Return the samples of a level up to a moment, sorted by time. A period without a sample is left out.

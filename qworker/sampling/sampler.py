@@ -72,6 +72,7 @@ class QueueSampler:
         self._budget = Budget(every)
         self._samples = FallbackSamples(samples_of(backend), clock)
         self._counters: dict[str, QueueCounter] = {}
+        self._rings: dict[str, Ring] = {}
         self._flow = HistoryFlow(backend.history, queues, _WINDOW_S)
         self._flow_at = 0.0
         self._problem: str | None = None
@@ -146,12 +147,15 @@ class QueueSampler:
             raise BackendUnavailable(f"{directory} does not exist any more")
         for gone in self._counters.keys() - set(names):
             await self._counters.pop(gone).aclose()
+            self._rings.pop(gone, None)
         for name in names:
             if name not in self._counters:
                 self._counters[name] = QueueCounter(
                     self._backend, name, self._samples, self._budget, self._clock, self._url
                 )
             await self._counters[name].tick(now)
+            # A store in a directory awaits nothing: other tasks of the loop run between two queues.
+            await asyncio.sleep(0)
         running = [counter.task for counter in self._counters.values() if counter.task is not None]
         if running:
             await asyncio.wait(running, timeout=patience)
@@ -195,7 +199,9 @@ class QueueSampler:
         for name, counter in self._counters.items():
             if counter.counted is not None and counter.problem is None:
                 sample = self._sample(counter, finished.get(name, _Finished()), ended)
-                await Ring(self._samples, name).add(sample)
+                await self._rings.setdefault(name, Ring(self._samples, name)).add(sample)
+                # As in `_count_due`.
+                await asyncio.sleep(0)
 
     @staticmethod
     def _sample(counter: QueueCounter, finished: _Finished, start: float) -> RingSample:

@@ -69,7 +69,8 @@ async def test_a_ring_has_the_newest_period_of_each_place_and_the_sums_of_coarse
     ring, now = Ring(MemorySamples(), QUEUE), 170_000_000
     added: dict[int, RingSample] = {}
     for step in steps:
-        now += step
+        # The coarser samples are renewed when a minute begins.
+        now += step * 6
         # The same period again is another process, whose sample comes too late.
         late = sample(now, ready=999, acked=999)
         await ring.add(late if now in added else added.setdefault(now, sample(now, ready=step, acked=1)))
@@ -99,6 +100,23 @@ def test_a_fold_has_the_last_counts_the_sums_and_the_largest_times() -> None:
     )
 
 
+async def test_coarser_samples_are_written_once_a_minute_and_have_all_of_a_period_that_has_ended() -> None:
+    store, coarser = MemorySamples(), LEVELS[1]
+    ring, first = Ring(store, QUEUE), 170_000_010
+    for number in range(7):
+        await ring.add(sample(first + number, acked=1))
+        (folded,) = await ring.read(coarser, float(first * _STEP))
+        assert folded.acked == (1 if number < 6 else 7)
+    # Nothing is added from here to the next period. The one that has ended gets what it had.
+    await ring.add(sample(first + 8, acked=1))
+    await ring.add(sample(first + 200, acked=1))
+    assert [one.acked for one in await ring.read(coarser, float((first + 200) * _STEP))] == [8, 1]
+    # And so it does if another process goes on.
+    await ring.add(sample(first + 205, acked=1))
+    await Ring(store, QUEUE).add(sample(first + 211, acked=1))
+    assert [one.acked for one in await ring.read(coarser, float((first + 211) * _STEP))] == [8, 2, 1]
+
+
 class _Cut(MemorySamples):
     """Blocks whose process dies after some bytes of a write."""
 
@@ -121,7 +139,8 @@ class _Cut(MemorySamples):
 async def test_a_write_that_is_cut_loses_at_most_its_own_sample(left: int) -> None:
     store = _Cut(left)
     ring = Ring(store, QUEUE)
-    given_samples = [sample(170_000_000 + number, ready=number, acked=1) for number in range(4)]
+    # One a minute, in one period of the coarser levels.
+    given_samples = [sample(170_000_010 + number * 6, ready=number, acked=1) for number in range(4)]
     kept: list[RingSample] = []
     for one in given_samples:
         try:

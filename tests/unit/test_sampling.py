@@ -17,7 +17,7 @@ from qworker import Draft
 from qworker.backend import Backend
 from qworker.backend.offers import samples_of
 from qworker.backend.registry import open_backend
-from qworker.errors import BackendError
+from qworker.errors import BackendError, QueueNotFound
 from qworker.history.batch import EventBatch
 from qworker.history.event import Kind
 from qworker.kit.samples import MemorySamples, SampleStore
@@ -120,6 +120,9 @@ def test_a_count_is_repeated_when_it_has_cost_two_percent_of_a_core() -> None:
     assert budget.pause(1.0) == pytest.approx(200.0)
     budget.limit([0.0001] * 500)
     assert budget.pause(1.0) == 50.0
+    # Five hundred queues that together would take twice their 5 %.
+    budget.limit([0.0004] * 500)
+    assert budget.pause(0.0004) == pytest.approx(4.0)
 
 
 @pytest.fixture
@@ -155,6 +158,29 @@ async def test_a_directory_that_does_not_change_is_not_listed_again(
     clock.advance(2.0)
     assert ready(await sampler.tick(None)) == 3
     await sampler.aclose()
+
+
+async def test_a_look_at_whether_a_directory_has_changed_opens_no_queue_and_sees_each_change(
+    directory: FileBackend, tmp_path: Path
+) -> None:
+    base = tmp_path / "spool" / QUEUE
+    (base / "done").rmdir()
+    looker = FileBackend(str(tmp_path / "spool"))
+    seen = [await looker.count_version(QUEUE)]
+    for number, part in enumerate(("done", "queue", "delay", "lease", "fail", "done")):
+        (base / part).mkdir(exist_ok=True)
+        # Another time than now, as after a change at another time.
+        os.utime(base / part, (number + 1, number + 1))
+        seen.append(await looker.count_version(QUEUE))
+    os.utime(base, (9, 9))
+    seen.append(await looker.count_version(QUEUE))
+    assert None not in seen
+    assert len(set(seen)) == len(seen)
+    assert looker._stores.store is not None  # noqa: SLF001 - what is open can be seen nowhere else
+    assert looker._stores.store.get_open(QUEUE) is None  # noqa: SLF001
+    await looker.aclose()
+    with pytest.raises(QueueNotFound):
+        await directory.count_version("missing")
 
 
 async def test_a_step_of_the_clock_stops_neither_counts_nor_ages(backend: Backend, clock: FakeClock) -> None:
@@ -221,7 +247,9 @@ async def test_a_queue_that_is_gone_is_left_out_and_one_that_cannot_be_used_keep
     clock.advance(2.0)
     assert [one.queue for one in (await sampler.tick(None)).queues] == [QUEUE]
     await directory.aclose()
-    (tmp_path / "spool" / QUEUE / "format").write_text("format: 999\n")
+    # As a newer release does: what is rewritten replaces the old file.
+    (tmp_path / "spool" / QUEUE / "new").write_text("format: 999\n")
+    (tmp_path / "spool" / QUEUE / "new").rename(tmp_path / "spool" / QUEUE / "format")
     clock.advance(2.0)
     broken = of(await sampler.tick(None))
     assert broken.problem is not None

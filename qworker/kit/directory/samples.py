@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from qworker.kit.files import try_unlink, write_all
 from qworker.kit.opening import open_directory, open_own, open_regular
@@ -82,11 +82,7 @@ class DirectorySamples:
     @contextmanager
     def _opened(self, queue: str) -> Generator[int]:
         with store_errors(f"write {self._path}/{check_existing_queue(queue)}"):
-            root = open_directory(self._root)
-            try:
-                folder = self._open_folder(root)
-            finally:
-                os.close(root)
+            folder = self._open_folder()
             try:
                 fd = open_own(queue, folder, os.O_RDWR | os.O_CREAT, 0o660 if self._shared else 0o600)
             finally:
@@ -97,12 +93,17 @@ class DirectorySamples:
         finally:
             os.close(fd)
 
-    def _open_folder(self, root: int) -> int:
+    def _open_folder(self) -> int:
+        """Open the folder, which is created if it does not exist."""
+        with suppress(FileNotFoundError):
+            return open_directory(self._path)
         mode = 0o2770 if self._shared else 0o700
+        root = open_directory(self._root)
         try:
-            os.mkdir(_FOLDER, mode, dir_fd=root)
-            # The umask does not apply.
-            os.chmod(_FOLDER, mode, dir_fd=root)
-        except FileExistsError:
-            pass
-        return open_directory(_FOLDER, root)
+            with suppress(FileExistsError):
+                os.mkdir(_FOLDER, mode, dir_fd=root)
+                # The umask does not apply.
+                os.chmod(_FOLDER, mode, dir_fd=root)
+            return open_directory(_FOLDER, root)
+        finally:
+            os.close(root)

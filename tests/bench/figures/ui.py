@@ -43,7 +43,7 @@ def _of_store(bench: Bench, name: str, url: str, folder: Path) -> list[Figure]:
         paths = _pages(shown, bench.call(ids, url=url))
         found += _listings(bench, shown, paths)
         found += _viewers(bench, shown)
-        # Now, when a second count has confirmed the first one.
+        _settle(bench, shown)
         found += _cost(bench, shown, "idle", 0.3)
         with publishing(url):
             found += _times(bench, shown, paths)
@@ -187,6 +187,11 @@ def _share(shown: Dashboard, seconds: float) -> float:
     return (cpu_seconds(shown.pid, children=True) - before) / (time.monotonic() - began) * 100
 
 
+def _settle(bench: Bench, shown: Dashboard) -> None:
+    """Wait until the first counts are over, and the second ones that confirm them."""
+    _share(shown, bench.size(60, 3))
+
+
 def _cost(bench: Bench, shown: Dashboard, what: str, asked: float) -> list[Figure]:
     # A count of a million is due every 25 s and more.
     return [
@@ -240,7 +245,8 @@ def _many_queues(bench: Bench) -> list[Figure]:
                 # The first look at a queue's past is not waited for.
                 size = max(len(browser.get("/")[1]) for _ in range(2))
                 browser.close()
-                share = _share(shown, bench.size(30, 3))
+                _settle(bench, shown)
+                share = _share(shown, bench.size(60, 3))
             found += [
                 figure(f"{name} size of a page of 100 queues", size / 1e3, "KB", 80),
                 figure(f"{name} CPU with {count} idle queues", share, "%", 2),
