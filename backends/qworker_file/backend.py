@@ -297,7 +297,7 @@ class FileBackend(Backend):
             if store is not None:
                 with suppress(FileNotFoundError):
                     return version_of(check_existing_queue(queue), store.root)
-            raise queue_not_found(queue, self._directory)
+            raise queue_not_found(queue, self.directory)
 
     def samples(self) -> DirectorySamples:
         """Return the files in `.samples/`."""

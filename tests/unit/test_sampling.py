@@ -176,8 +176,8 @@ async def test_a_look_at_whether_a_directory_has_changed_opens_no_queue_and_sees
     seen.append(await looker.count_version(QUEUE))
     assert None not in seen
     assert len(set(seen)) == len(seen)
-    assert looker._stores.store is not None  # noqa: SLF001 - what is open can be seen nowhere else
-    assert looker._stores.store.get_open(QUEUE) is None  # noqa: SLF001
+    assert looker._stores.store is not None
+    assert looker._stores.store.get_open(QUEUE) is None
     await looker.aclose()
     with pytest.raises(QueueNotFound):
         await directory.count_version("missing")
