@@ -7,6 +7,7 @@ import http.client
 import os
 import re
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -15,10 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import uvicorn
+
 from harness.bench import Child, child_environment
 from harness.running import until
 
-__all__ = ["Browser", "Dashboard", "dashboard", "viewers"]
+__all__ = ["Browser", "Dashboard", "bare_server", "dashboard", "viewers"]
 
 
 class Browser:
@@ -109,6 +112,27 @@ def dashboard(url: str, folder: Path) -> Generator[Dashboard]:
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def bare_server() -> Generator[Dashboard]:
+    """A server that answers 304 to everything, and does nothing else: what the same requests cost at least."""
+    with Child(_serve_bare, {}) as child:
+        yield Dashboard(child.pid, child.read(), {})
+
+
+def _serve_bare(given: dict[str, Any]) -> None:
+    del given
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    config = uvicorn.Config(_not_modified, log_level="critical", lifespan="off", access_log=False)
+    uvicorn.Server(config).run([listener])
+
+
+async def _not_modified(scope: Any, receive: Any, send: Any) -> None:
+    del scope, receive
+    await send({"type": "http.response.start", "status": 304, "headers": [(b"etag", b'"1"')]})
+    await send({"type": "http.response.body"})
 
 
 @contextmanager
