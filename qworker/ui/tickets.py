@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,8 @@ __all__ = ["NOTICE_S", "TICKET_S", "Notice", "Signer", "Ticket", "TicketAction"]
 # Seconds for which a ticket can be used, and for which a notice is shown.
 TICKET_S = 600
 NOTICE_S = 60
+# Sessions whose form tokens are kept.
+_SESSIONS = 1000
 
 TicketAction = Literal["requeue many", "remove many", "remove", "purge"]
 
@@ -79,10 +82,12 @@ class Signer:
         self._tickets = URLSafeTimedSerializer(key, salt="qworker-ui-ticket", signer_kwargs=sha256)
         self._forms = URLSafeSerializer(key, salt="qworker-ui-form", signer_kwargs=sha256)
         self._notices = URLSafeTimedSerializer(key, salt="qworker-ui-notice", signer_kwargs=sha256)
+        # Each fragment that a script fetches has the token, and a session has only one.
+        self._form_tokens = lru_cache(_SESSIONS)(lambda session: str(self._forms.dumps(_digest(session))))
 
     def form_token(self, session: str) -> str:
         """Return the token of the forms of one session."""
-        return str(self._forms.dumps(_digest(session)))
+        return self._form_tokens(session)
 
     def is_form_token(self, given: str, session: str) -> bool:
         """Return whether a token is that of a session."""
