@@ -41,7 +41,7 @@ demo-ui: ## Look at the dashboard of a store with messages in every state (ARGS=
 	@.ci/venv.sh
 	@$(bin)/qworker demo --ui $(ARGS)
 
-test: ## Run the tests that a change must pass, in 10 minutes (ARGS="-k name" narrows it)
+test: ## Run the tests that a change must pass, in 15 to 30 minutes (ARGS="-k name" narrows it)
 	@.ci/venv.sh test
 	@tests/install-tools.sh
 	$(pytest) $(parallel) $(ARGS)
@@ -49,7 +49,7 @@ test: ## Run the tests that a change must pass, in 10 minutes (ARGS="-k name" na
 	@if [ -z "$(ARGS)" ] && files=$$(grep -rlE 'mark\.serial\b' tests --include='*.py'); then \
 	    set -x; $(pytest) -m serial $$files; fi
 
-test-all: test release test-lowest test-bench test-deep test-soak test-pythons test-sparks ## Run everything, in 45 minutes
+test-all: test release test-lowest test-bench test-deep test-soak test-pythons test-sparks ## Run everything, in some hours
 
 test-deep: ## The tests with more kills, seeds and examples (DEPTH=4)
 	@.ci/venv.sh test

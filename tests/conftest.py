@@ -22,8 +22,6 @@ def _nothing_of_the_test_before() -> None:
     # A command that ran in this process has set logging up for a stderr that is closed by now.
     structlog.reset_defaults()
     logs._configured.clear()
-    # A parallel test process is given the width of a terminal; what a command prints has none.
-    os.environ.pop("COLUMNS", None)
     # A worker that ran in this process may have left its own handlers.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

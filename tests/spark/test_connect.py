@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.java import QUICK_JAVA
+
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 # One process can have a session of only one kind.
@@ -64,7 +66,7 @@ def test_everything_works_through_spark_connect(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/spool?sync=off&keep_done=all"
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     # The server is another process, and its Python workers must find qworker.
-    variables |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": str(tmp_path)}
+    variables |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": str(tmp_path), "JAVA_TOOL_OPTIONS": QUICK_JAVA}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, url, str(tmp_path)],
         capture_output=True,
