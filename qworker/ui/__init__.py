@@ -6,13 +6,18 @@ numbers come from a sampler, and lists are read with a budget, so that no reques
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import structlog
 
 from qworker.app import Tasks
 from qworker.backend import Backend
+from qworker.backend.registry import backend_class
+from qworker.errors import QworkerError
 from qworker.ui.access import Access, Login, Role, Secrets
 from qworker.ui.app import Authorize, Dashboard
 from qworker.ui.watch import Watch
+from qworker.url import BackendURL
 
 __all__ = ["Access", "Authorize", "Dashboard", "Role", "dashboard"]
 
@@ -32,6 +37,10 @@ def dashboard(tasks: Tasks, *, authorize: Authorize | None = None, read_only: bo
     Raises:
         UsageError: A token in the environment is not valid.
     """
+
+    # Imported now, because the first page would hold up the loop of the application. A page shows the error.
+    with suppress(QworkerError):
+        backend_class(BackendURL.parse(tasks.url).scheme)
 
     async def opened() -> Backend:
         return await tasks.backend()

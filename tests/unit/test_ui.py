@@ -8,6 +8,7 @@ import html
 import importlib.resources
 import re
 import secrets
+import subprocess
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -40,6 +41,7 @@ from qworker.ui.problems import problems_of
 from qworker.ui.text import with_code
 from qworker.ui.watch import Watch
 from qworker_memory import MemoryBackend
+from tests.support.processes import PYTHON
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CALL = b'{"task":"mail","args":["a@example.org"],"kwargs":{"api_key":"k-123","deep":[{"Password":"hunter2"}]}}'
@@ -524,6 +526,12 @@ def test_problems_follow_fixed_rules() -> None:
 def test_what_stands_in_backticks_is_code_and_never_markup() -> None:
     assert with_code("`qworker <b>` runs it") == "<code>qworker &lt;b&gt;</code> runs it"
     assert with_code("one ` <i>") == "one ` &lt;i&gt;"
+
+
+def test_the_first_page_of_a_mounted_dashboard_imports_no_backend() -> None:
+    code = "import sys; from qworker import Tasks; from qworker.ui import dashboard; dashboard(Tasks('file://./spool'))"
+    code += "; dashboard(Tasks()); dashboard(Tasks('nothing://here')); assert 'qworker_file.backend' in sys.modules"
+    subprocess.run([PYTHON, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
