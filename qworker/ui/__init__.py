@@ -37,7 +37,6 @@ def dashboard(tasks: Tasks, *, authorize: Authorize | None = None, read_only: bo
     Raises:
         UsageError: A token in the environment is not valid.
     """
-
     # Imported now, because the first page would hold up the loop of the application. A page shows the error.
     with suppress(QworkerError):
         backend_class(BackendURL.parse(tasks.url).scheme)

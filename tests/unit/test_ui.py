@@ -531,7 +531,7 @@ def test_what_stands_in_backticks_is_code_and_never_markup() -> None:
 def test_the_first_page_of_a_mounted_dashboard_imports_no_backend() -> None:
     code = "import sys; from qworker import Tasks; from qworker.ui import dashboard; dashboard(Tasks('file://./spool'))"
     code += "; dashboard(Tasks()); dashboard(Tasks('nothing://here')); assert 'qworker_file.backend' in sys.modules"
-    subprocess.run([PYTHON, "-c", code], check=True)
+    assert subprocess.run([PYTHON, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
