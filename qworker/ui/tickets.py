@@ -83,11 +83,14 @@ class Signer:
         self._forms = URLSafeSerializer(key, salt="qworker-ui-form", signer_kwargs=sha256)
         self._notices = URLSafeTimedSerializer(key, salt="qworker-ui-notice", signer_kwargs=sha256)
         # Each fragment that a script fetches has the token, and a session has only one.
-        self._form_tokens = lru_cache(_SESSIONS)(lambda session: str(self._forms.dumps(_digest(session))))
+        self._form_tokens = lru_cache(_SESSIONS)(self._sign_session)
 
     def form_token(self, session: str) -> str:
         """Return the token of the forms of one session."""
         return self._form_tokens(session)
+
+    def _sign_session(self, session: str) -> str:
+        return str(self._forms.dumps(_digest(session)))
 
     def is_form_token(self, given: str, session: str) -> bool:
         """Return whether a token is that of a session."""
