@@ -68,7 +68,8 @@ def test_there_is_no_limit_where_no_terminal_is(message: str, shown: Callable[..
     for columns in ("", "0", "many"):
         _, row = shown(columns, "browse", URL, "inbox")
         assert message in row
-        assert len(row) > 140
+        # Wider than a terminal that is not known. The number of the process makes an id shorter or longer.
+        assert len(row) > 120
 
 
 def test_a_terminal_has_its_own_width(message: str, tmp_path: Path) -> None:
