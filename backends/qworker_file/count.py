@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from qworker.bulk.load_files import names_in
 from qworker.kit.directory.tally import Tally
 from qworker.message import State
-from qworker_file.layout import MESSAGE_PARTS
+from qworker_file.layout import FORMAT_FILE, MESSAGE_PARTS
 from qworker_file.loads import is_load
 from qworker_file.names import count_labels
 
@@ -91,7 +91,7 @@ class DetailedTally(Tally):
 
 
 def version_of(queue: str, parent: int) -> str | None:
-    """Return a text that changes with every change of a queue's directories, which are not opened.
+    """Return a text that changes with every change of a queue's directories and format, which are not opened.
 
     Args:
         queue: The path of the queue.
@@ -107,11 +107,12 @@ def version_of(queue: str, parent: int) -> str | None:
     base = os.stat(queue, dir_fd=parent).st_mtime_ns
     if any(map(is_load, names_in(queue, parent))):
         return None
-    return "-".join([str(base), *[str(_changed_at(f"{queue}/{part}", parent)) for part in MESSAGE_PARTS]])
+    parts = [_changed_at(f"{queue}/{part}", parent) for part in (*MESSAGE_PARTS, FORMAT_FILE)]
+    return "-".join(map(str, [base, *parts]))
 
 
 def _changed_at(path: str, parent: int) -> int:
-    """Return the time of a directory, or 0 if it does not exist. Whoever opens the queue creates it."""
+    """Return the time of a part of a queue, or 0 if it does not exist."""
     try:
         return os.stat(path, dir_fd=parent).st_mtime_ns
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from qworker.kit.files import change_mode, has_entry, make_fifo, read_file, remo
 from qworker.kit.opening import create_file, open_directory, open_entry
 from qworker.kit.store_errors import DENIED, NOT_A_FILE, NOT_EMPTY
 
-__all__ = ["FORMAT", "MESSAGE_PARTS", "QueueDir", "create_queue", "has_queue", "open_part", "open_queue"]
+__all__ = ["FORMAT", "FORMAT_FILE", "MESSAGE_PARTS", "QueueDir", "create_queue", "has_queue", "open_part", "open_queue"]
 
 FORMAT = 1
 
@@ -24,7 +24,7 @@ _PARTS = ("tmp", "queue", "lease", "delay", "done", "fail", "names", "workers")
 # The directories that contain messages.
 MESSAGE_PARTS = ("queue", "delay", "lease", "fail", "done")
 _TRIGGER = "trigger-s"
-_FORMAT_FILE = "format"
+FORMAT_FILE = "format"
 
 
 class QueueDir(QueueFiles):
@@ -79,7 +79,7 @@ class QueueDir(QueueFiles):
 
 def has_queue(root: int, name: str) -> bool:
     """Return whether a queue exists. A directory of it that was removed is created when the queue is opened."""
-    return is_queue(root, name) or has_part(root, name, _FORMAT_FILE, stat.S_ISREG)
+    return is_queue(root, name) or has_part(root, name, FORMAT_FILE, stat.S_ISREG)
 
 
 def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
@@ -202,7 +202,7 @@ def _open_existing(name: str, base: int) -> int:
 
 
 def _write_format(base: int, mode: int, *, durable: bool) -> None:
-    fd = create_file(_FORMAT_FILE, base, mode & 0o666)
+    fd = create_file(FORMAT_FILE, base, mode & 0o666)
     try:
         write_all(fd, b"qworker directory %d\n" % FORMAT)
         if durable:
@@ -213,7 +213,7 @@ def _write_format(base: int, mode: int, *, durable: bool) -> None:
 
 
 def _check_format(opened: QueueDir) -> None:
-    text = read_file(_FORMAT_FILE, opened.base)
+    text = read_file(FORMAT_FILE, opened.base)
     if text is None:
         # An fsq program created it. Its format is the first one.
         return

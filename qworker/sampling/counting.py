@@ -16,7 +16,7 @@ from qworker.clock import Clock
 from qworker.errors import QueueNotFound
 from qworker.kit.samples import SampleStore
 from qworker.sampling.cpu_time import Timed
-from qworker.sampling.ring import RING_SIZE
+from qworker.sampling.ring import RING_SIZE, Ring
 from qworker.sampling.snapshot import Counted
 from qworker.worker.outage import BACKEND_ERRORS
 
@@ -105,6 +105,7 @@ class QueueCounter:
         error: The error of the last call, if it concerns the whole store.
         exists: False after a count did not find the queue.
         cpu_s: CPU seconds of the last count.
+        ring: The past of the queue.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class QueueCounter:
         self.error: Exception | None = None
         self.exists = True
         self.cpu_s = 0.0
+        self.ring = Ring(samples, queue)
         self._shared: SharedCount | None = None
         # Counts of which the growth is computed, the newest last.
         self._past: list[tuple[float, int]] = []

@@ -72,7 +72,6 @@ class QueueSampler:
         self._budget = Budget(every)
         self._samples = FallbackSamples(samples_of(backend), clock)
         self._counters: dict[str, QueueCounter] = {}
-        self._rings: dict[str, Ring] = {}
         self._flow = HistoryFlow(backend.history, queues, _WINDOW_S)
         self._flow_at = 0.0
         self._problem: str | None = None
@@ -147,7 +146,6 @@ class QueueSampler:
             raise BackendUnavailable(f"{directory} does not exist any more")
         for gone in self._counters.keys() - set(names):
             await self._counters.pop(gone).aclose()
-            self._rings.pop(gone, None)
         for name in names:
             if name not in self._counters:
                 self._counters[name] = QueueCounter(
@@ -199,7 +197,7 @@ class QueueSampler:
         for name, counter in self._counters.items():
             if counter.counted is not None and counter.problem is None:
                 sample = self._sample(counter, finished.get(name, _Finished()), ended)
-                await self._rings.setdefault(name, Ring(self._samples, name)).add(sample)
+                await counter.ring.add(sample)
                 # As in `_count_due`.
                 await asyncio.sleep(0)
 

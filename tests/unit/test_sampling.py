@@ -167,8 +167,8 @@ async def test_a_look_at_whether_a_directory_has_changed_opens_no_queue_and_sees
     (base / "done").rmdir()
     looker = FileBackend(str(tmp_path / "spool"))
     seen = [await looker.count_version(QUEUE)]
-    for number, part in enumerate(("done", "queue", "delay", "lease", "fail", "done")):
-        (base / part).mkdir(exist_ok=True)
+    for number, part in enumerate(("done", "queue", "delay", "lease", "fail", "done", "format")):
+        (base / "done").mkdir(exist_ok=True)
         # Another time than now, as after a change at another time.
         os.utime(base / part, (number + 1, number + 1))
         seen.append(await looker.count_version(QUEUE))
@@ -247,9 +247,7 @@ async def test_a_queue_that_is_gone_is_left_out_and_one_that_cannot_be_used_keep
     clock.advance(2.0)
     assert [one.queue for one in (await sampler.tick(None)).queues] == [QUEUE]
     await directory.aclose()
-    # As a newer release does: what is rewritten replaces the old file.
-    (tmp_path / "spool" / QUEUE / "new").write_text("format: 999\n")
-    (tmp_path / "spool" / QUEUE / "new").rename(tmp_path / "spool" / QUEUE / "format")
+    (tmp_path / "spool" / QUEUE / "format").write_text("format: 999\n")
     clock.advance(2.0)
     broken = of(await sampler.tick(None))
     assert broken.problem is not None
