@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from qworker.failure_text import summary
@@ -113,10 +112,6 @@ def status_of(one: QueueSnapshot, problems: Sequence[Problem]) -> dict[str, str]
     return {"status": "Active", "kind": "good"} if is_active else {"status": "Idle", "kind": "calm"}
 
 
-# A page shows the same messages again and again.
-_summary = lru_cache(200)(summary)
-
-
 def message_row(stored: StoredMessage, access: Access, now: float) -> dict[str, Any]:
     """Return one row of a list of messages."""
     message = stored.message
@@ -126,7 +121,7 @@ def message_row(stored: StoredMessage, access: Access, now: float) -> dict[str, 
         "tries": message.tries,
         "note": _note(stored, now),
         "arguments": arguments_of(message, masked=not access.sees_secrets),
-        "error": _summary(stored.error) if stored.error else None,
+        "error": summary(stored.error) if stored.error else None,
     }
 
 
