@@ -49,7 +49,7 @@ test: ## Run the tests that a change must pass, in 15 to 30 minutes (ARGS="-k na
 	@if [ -z "$(ARGS)" ] && files=$$(grep -rlE 'mark\.serial\b' tests --include='*.py'); then \
 	    set -x; $(pytest) -m serial $$files; fi
 
-test-all: test release test-lowest test-bench test-deep test-soak test-pythons test-sparks ## Run everything, in some hours
+test-all: test release test-lowest test-bench test-deep test-soak test-pythons test-sparks ## Run everything
 
 test-deep: ## The tests with more kills, seeds and examples (DEPTH=4)
 	@.ci/venv.sh test

@@ -20,6 +20,7 @@ import uvicorn
 
 from harness.bench import Child, child_environment
 from harness.running import until
+from harness.work import say
 
 __all__ = ["Browser", "Dashboard", "bare_server", "dashboard", "viewers"]
 
@@ -124,7 +125,7 @@ def bare_server() -> Generator[Dashboard]:
 def _serve_bare(given: dict[str, Any]) -> None:
     del given
     listener = socket.create_server(("127.0.0.1", 0))
-    print(listener.getsockname()[1], flush=True)
+    say(listener.getsockname()[1])
     config = uvicorn.Config(_not_modified, log_level="critical", lifespan="off", access_log=False)
     uvicorn.Server(config).run([listener])
 
