@@ -81,6 +81,11 @@ class App(Tasks):
         """What is stored in a state."""
         return await list_messages(self.store, queue, Query(state))
 
+    async def waiting(self) -> list[Any]:
+        """What is delayed or ready. A message that becomes ready between the two looks is one message."""
+        found = [*await self.found(State.DELAYED), *await self.found(State.READY)]
+        return list({stored.message.id: stored for stored in found}.values())
+
     async def burst(self, **options: Any) -> Worker:
         """Work until nothing is left; the worker that did."""
         worker = Worker(self, WorkerOptions(burst=True, **options), draw=lambda: 0.0)

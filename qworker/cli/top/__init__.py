@@ -12,10 +12,15 @@ from qworker.cli.options import URLCommand, backend_from_url, duration_type, jso
 from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.top.sampler import Sample, Sampler
 from qworker.cli.top.table import COLUMNS, cells, heading, running_line, schedule_line
+from qworker.clock import SYSTEM_CLOCK
 from qworker.extras import not_installed
 from qworker.names import check_existing_queue
 
 __all__ = ["command"]
+
+# Seconds for which a single snapshot waits for rates, and between two looks meanwhile.
+_RATES_WAIT_S = 1.0
+_LOOK_S = 0.1
 
 
 @click.command("top", cls=URLCommand)
@@ -82,7 +87,17 @@ async def _once(url: str, queue: str | None, health: tuple[str, ...], interval: 
     async with backend_from_url(url) as backend, aclosing(Sampler(backend, queue, health, url=url)) as sampler:
         await sampler.sample()
         await asyncio.sleep(interval)
-        return await sampler.sample()
+        sample = await sampler.sample()
+        # The second count of a queue may be due a little later, if its first one was not cheap.
+        until = SYSTEM_CLOCK.monotonic() + _RATES_WAIT_S
+        while _lacks_rates(sample) and SYSTEM_CLOCK.monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
+            sample = await sampler.sample()
+        return sample
+
+
+def _lacks_rates(sample: Sample) -> bool:
+    return any(row.backlog_rate is None and row.problem is None for row in sample.rows)
 
 
 def _print(sample: Sample) -> None:
