@@ -105,6 +105,7 @@ class QueueCounter:
         error: The error of the last call, if it concerns the whole store.
         exists: False after a count did not find the queue.
         cpu_s: CPU seconds of the last count.
+        is_free: Set while no count runs in this process. A count in another process takes longer than a tick waits.
         ring: The past of the queue.
     """
 
@@ -123,6 +124,8 @@ class QueueCounter:
         self.error: Exception | None = None
         self.exists = True
         self.cpu_s = 0.0
+        self.is_free = asyncio.Event()
+        self.is_free.set()
         self.ring = Ring(samples, queue)
         self._shared: SharedCount | None = None
         # Counts of which the growth is computed, the newest last.
@@ -151,6 +154,7 @@ class QueueCounter:
         """
         if self._task is None and not await self._guarded(self._confirm(now)) and now >= self._due:
             self._began = now
+            self.is_free.clear()
             self._task = asyncio.create_task(self._count_in_task(now), name=f"qworker-count-{self._queue}")
 
     async def aclose(self) -> None:
@@ -166,6 +170,7 @@ class QueueCounter:
             await self._guarded(self._count(now))
         finally:
             self._task = None
+            self.is_free.set()
 
     async def _guarded(self, step: Awaitable[bool]) -> bool:
         """Return the result of a step. If it fails, keep the reason, and return False."""
@@ -254,6 +259,7 @@ class QueueCounter:
             if count is not None:
                 return count, timed.cpu_s
         assert self._url is not None
+        self.is_free.set()
         return await count_in_process(self._url, self._queue)
 
     def _take(self, shared: SharedCount) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -29,7 +30,7 @@ EVERY = 2.0
 _WINDOW_S = 10.0
 # Seconds for which a worker without events is remembered.
 _WORKERS_S = 3600.0
-# Seconds for which a tick waits for counts. Longer ones end later, and do not delay the other queues.
+# Seconds for which a tick waits for the counts of this process. Longer ones end later, and delay no other queue.
 _PATIENCE_S = 0.5
 # Seconds after which a store that does not answer counts as unreachable.
 _SILENCE_S = 10.0
@@ -84,7 +85,7 @@ class QueueSampler:
         """Count what is due, read the history, store samples, and return what is known.
 
         Args:
-            patience: Seconds to wait for counts. None: until all that were started have ended.
+            patience: Seconds to wait for the counts of this process. None: until all that were started have ended.
         """
         now = self._clock.monotonic()
         try:
@@ -154,13 +155,23 @@ class QueueSampler:
             await self._counters[name].tick(now)
             # A store in a directory awaits nothing: other tasks of the loop run between two queues.
             await asyncio.sleep(0)
-        running = [counter.task for counter in self._counters.values() if counter.task is not None]
-        if running:
-            await asyncio.wait(running, timeout=patience)
+        await self._wait_for_counts(patience)
         for counter in self._counters.values():
             if counter.error is not None:
                 raise counter.error
         self._budget.limit([counter.cpu_s for counter in self._counters.values()])
+
+    async def _wait_for_counts(self, patience: float | None) -> None:
+        """Wait until all counts have ended, or with a patience, those of this process."""
+        if patience is None:
+            running = [counter.task for counter in self._counters.values() if counter.task is not None]
+            if running:
+                await asyncio.wait(running)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                for counter in self._counters.values():
+                    await counter.is_free.wait()
 
     def _silence(self, now: float) -> str | None:
         longest = max((counter.silence(now) for counter in self._counters.values()), default=0.0)

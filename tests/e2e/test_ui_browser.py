@@ -44,7 +44,7 @@ HOSTILE = (
 FAILED = [f"m-{n}" for n in range(len(HOSTILE))]
 AXE = (Path(__file__).parents[1] / "fixtures" / "axe" / "axe.min.js").read_text()
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-# Those that the width of a page can break.
+# Those that the width of a page can break. The tags above do not select them.
 LAYOUT_RULES = ["target-size", "scrollable-region-focusable"]
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
@@ -228,10 +228,12 @@ def visit_page(page: Page, url: str, path: str) -> Visit:
     # The browser evaluates it, not the page, whose policy would forbid it.
     page.evaluate(AXE)
     problems = look(page, "light", {"runOnly": RULES})
+    layout = {"runOnly": {"type": "rule", "values": LAYOUT_RULES}}
+    problems += look(page, "desk", layout)
     page.emulate_media(color_scheme="dark")
     problems += look(page, "dark", {"runOnly": {"type": "rule", "values": ["color-contrast"]}})
     page.set_viewport_size(PHONE)
-    problems += look(page, "phone", {"runOnly": {"type": "rule", "values": LAYOUT_RULES}})
+    problems += look(page, "phone", layout)
     return Visit(path, problems, strangers, violations, page.evaluate(SIDEWAYS), shift)
 
 

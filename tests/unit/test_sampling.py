@@ -223,12 +223,13 @@ async def test_processes_on_one_directory_count_once_between_them(
         await backend.aclose()
 
 
-async def test_a_large_queue_is_counted_by_another_process(
+async def test_a_large_queue_is_counted_by_another_process_for_which_no_page_waits(
     directory: FileBackend, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counting, "_MANY", 2)
     await directory.publish(QUEUE, [Draft(body=b"x", task=task) for task in ("a", "a", "b")])
     sampler = QueueSampler(directory, url=directory.describe(), clock=clock)
+    assert of(await sampler.tick(600.0)).counted is None
     counted = of(await sampler.tick(None)).counted
     assert counted is not None
     assert (counted.count.stats.ready, counted.count.tasks) == (3, {"a": 2, "b": 1})

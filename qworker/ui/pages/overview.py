@@ -78,7 +78,11 @@ def _totals(every: Sequence[QueueSnapshot]) -> list[tuple[str, str]]:
     flows = [one.flow for one in every if one.flow is not None]
     done = [(rate(sum(flow.acked for flow in flows)), "done/s")] if flows else []
     words = {"ready": "waiting", "leased": "running", "delayed": "delayed", "failed": "failed"}
-    counts = [(number(sum(getattr(one, name) for one in stats)), word) for name, word in words.items()]
+    # A sum without a queue that is being counted would be wrong.
+    is_known = all(one.counted is not None or one.problem is not None for one in every)
+    counts = [
+        (number(sum(getattr(one, name) for one in stats) if is_known else None), word) for name, word in words.items()
+    ]
     return [(number(len(every)), "queues" if len(every) != 1 else "queue"), *counts, *done]
 
 
