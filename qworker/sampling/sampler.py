@@ -120,6 +120,7 @@ class QueueSampler:
             at=now,
             queues=queues,
             workers=self._flow.workers(now - _WORKERS_S),
+            has_history=self._flow.enabled,
             problem=self._problem,
             samples_problem=self._samples.problem,
         )

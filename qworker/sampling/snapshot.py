@@ -110,6 +110,7 @@ class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         at: Unix seconds at which it was made.
         queues: The queues, sorted by name. A queue that does not exist is left out.
         workers: The workers that the history has seen since the sampler began, in the last hour at most, by name.
+        has_history: Whether there is a history to follow. If there is, rates are known from the second sample on.
         problem: Why the store cannot be asked now. The queues are those from before.
         samples_problem: Why the samples are kept in the memory of this process only. None: they are stored, or the
             store does not offer it.
@@ -118,5 +119,6 @@ class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     queues: list[QueueSnapshot]
     workers: list[WorkerSeen] = []
+    has_history: bool = True
     problem: str | None = None
     samples_problem: str | None = None

@@ -74,7 +74,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_history(self) -> bool:
         """Whether workers keep a history, as far as it is known."""
-        return not self.queues or any(one.flow is not None for one in self.queues)
+        return self.snapshot is None or self.snapshot.has_history
 
     def queue(self, name: str) -> QueueSnapshot | None:
         """Return the sample of a queue, or None if it is not known."""

@@ -28,9 +28,10 @@ from qworker.asgi.limits import limited_protocol
 from qworker.asgi.server import Server, bind
 from qworker.backend import Backend
 from qworker.backend.offers import QueueCount
+from qworker.backend.registry import open_backend
 from qworker.errors import BackendUnavailable, UsageError
 from qworker.message import QueueStats, SettleAction, Settlement
-from qworker.sampling import Counted, QueueSnapshot, RingSample
+from qworker.sampling import Counted, QueueSnapshot, RingSample, counting
 from qworker.server.app import create_app
 from qworker.testing import FakeClock
 from qworker.ui import dashboard
@@ -38,7 +39,7 @@ from qworker.ui.access import LINK_S, SESSION_S, Access, Login, Secrets
 from qworker.ui.app import Dashboard, below
 from qworker.ui.looks import Looks
 from qworker.ui.problems import problems_of
-from qworker.ui.text import with_code
+from qworker.ui.text import DASH, with_code
 from qworker.ui.watch import Watch
 from qworker_memory import MemoryBackend
 from tests.support.processes import PYTHON
@@ -57,6 +58,14 @@ ERROR = "Traceback (most recent call last):\n  <script>alert(5)</script>\nValueE
 @asynccontextmanager
 async def store() -> AsyncGenerator[Backend]:
     backend = MemoryBackend(f"ui-{secrets.token_hex(4)}")
+    await backend.open()
+    yield backend
+    await backend.aclose()
+
+
+@asynccontextmanager
+async def opened_backend(url: str) -> AsyncGenerator[Backend]:
+    backend = open_backend(url)
     await backend.open()
     yield backend
     await backend.aclose()
@@ -308,6 +317,37 @@ async def test_schedules_are_listed_with_their_next_tick() -> None:
         page = (await client.get("/schedules")).text
     assert re.search(r'id="s-nightly".*?mail\.clean.*?<time datetime="20', page, re.DOTALL)
     await tasks.aclose()
+
+
+async def test_the_first_page_shows_no_sum_of_a_queue_that_is_still_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each queue is counted by another process, for which the first page does not wait.
+    monkeypatch.setattr(counting, "_MANY", 0)
+    url = f"file://{tmp_path}/spool"
+    async with opened_backend(url) as backend:
+        await backend.publish("mail", [Draft(body=CALL)])
+
+        async def opened() -> Backend:
+            return backend
+
+        shown = Dashboard(Watch(opened, url=lambda: url), authorize=lambda _: Access("test", "viewer"))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(shown), base_url="http://127.0.0.1") as client:
+            text = (await client.get("/")).text
+            assert "<b>1</b> queue<" in text
+            assert f"<b>{DASH}</b> waiting<" in text
+            assert "keep no history" not in text
+            async with asyncio.timeout(40):
+                while "<b>1</b> waiting<" not in text:
+                    await asyncio.sleep(0)
+                    text = (await client.get("/")).text
+        await shown.aclose()
+
+
+async def test_dashes_have_a_reason_where_the_workers_keep_no_history(tmp_path: Path) -> None:
+    async with opened_backend(f"file://{tmp_path}/spool?history=0") as backend, served(backend) as client:
+        await backend.publish("mail", [Draft(body=CALL)])
+        assert "keep no history" in (await client.get("/")).text
 
 
 async def test_a_browser_loads_less_than_40_kilobytes_of_files_once_and_compressed() -> None:

@@ -61,7 +61,7 @@ async def overview(source: Source, request: Request) -> dict[str, Any]:
         "total": len(seen.queues),
         "totals": _totals(seen.queues),
         "rows": rows,
-        "no_history": NO_HISTORY if any(one.flow is None for one in shown) else None,
+        "no_history": None if seen.has_history else NO_HISTORY,
         "problems": [problem for row in rows for problem in row["problems"]],
     }
 
