@@ -15,6 +15,7 @@ from qworker.cli.options import URLCommand, duration_type, listen_options, posit
 from qworker.cli.ui import import_ui, mount_dashboard
 from qworker.errors import InvalidURL
 from qworker.extras import not_installed
+from qworker.kit.gc_freeze import freeze_loaded_modules
 from qworker.kit.network import is_loopback
 from qworker.supervisor.event_loop import loop_factory
 
@@ -134,6 +135,7 @@ def command(
         async with AsyncExitStack() as stack:
             if ui:
                 await mount_dashboard(stack, app, url, f"http://{host}:{bound}", is_loopback(host))
+            freeze_loaded_modules()
             await serve(app, listener, protocol=limits)
 
     with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:

@@ -26,6 +26,7 @@ from qworker.cli.app_loader import import_tasks, load_app
 from qworker.cli.options import URLCommand, backend_from_url, listen_options
 from qworker.cli.output import echo
 from qworker.errors import MissingExtra, UsageError
+from qworker.kit.gc_freeze import freeze_loaded_modules
 from qworker.kit.network import is_loopback
 from qworker.supervisor.event_loop import loop_factory
 
@@ -190,6 +191,7 @@ async def _serve(url: str, place: _Place, tasks: Tasks | None, *, read_only: boo
         link = opened.show_link(place.root_path)
         if place.opens:
             stack.callback(_open_browser(link).unlink, missing_ok=True)
+        freeze_loaded_modules()
         await Server(below(dashboard, place.root_path), limited_protocol()).serve(sockets=[listener])
 
 

@@ -24,13 +24,13 @@ from qworker.backend import Backend
 from qworker.errors import AppImportError, UsageError
 from qworker.health.endpoint import Endpoint, endpoint_for_worker
 from qworker.health.monitor import Monitor, Reporter
+from qworker.kit.gc_freeze import freeze_loaded_modules
 from qworker.kit.task_groups import background_tasks
 from qworker.logs import configure, show_standard_logging
 from qworker.streams import flush_all
 from qworker.supervisor.connect import connect
 from qworker.supervisor.control_socket import ControlClient, WorkerCommand, WorkerReady
 from qworker.supervisor.event_loop import loop_factory
-from qworker.supervisor.gc_freeze import freeze_loaded_modules
 from qworker.supervisor.recycling import has_reached, watch_memory, watch_sources
 from qworker.supervisor.reexec import deliver_signals, is_replacement, replace_process
 from qworker.supervisor.run_settings import ExitStatus, RunSettings

@@ -91,6 +91,7 @@ def host(given: dict[str, Any]) -> dict[str, float]:
     from harness.work import noop_app, run_loop, say
     from qworker.asgi.limits import limited_protocol
     from qworker.asgi.server import Server, bind
+    from qworker.kit.gc_freeze import freeze_loaded_modules
     from qworker.ui import Access
     from qworker.ui import dashboard as mounted
 
@@ -101,6 +102,8 @@ def host(given: dict[str, Any]) -> dict[str, float]:
         app = Starlette(routes=[Mount("/queues", shown)])
         serving = asyncio.create_task(Server(app, limited_protocol()).serve_until(ended, listener))
         await asyncio.sleep(0.5)
+        # As the page about the dashboard advises.
+        freeze_loaded_modules()
         say(listener.getsockname()[1])
         told, walls, most = asyncio.Event(), list[float](), 0.0
         asyncio.get_running_loop().add_reader(sys.stdin, told.set)

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from harness.stopwatch import Stopwatch
 from qworker import Draft, Tasks
+from qworker.kit.gc_freeze import freeze_loaded_modules
 from qworker.logs import configure
 from qworker.supervisor.event_loop import loop_factory
-from qworker.supervisor.gc_freeze import freeze_loaded_modules
 from qworker.task import Call
 from qworker.worker import Worker, WorkerOptions
 from qworker.worker.delivery import Delivery
