@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
@@ -13,6 +14,10 @@ from starlette.responses import RedirectResponse, Response
 __all__ = ["page_of", "path_of", "redirect", "root_of"]
 
 
+# The links of a page are those of the one before.
+_quoted = lru_cache(4096)(partial(quote, safe=""))
+
+
 def root_of(scope: Any) -> str:
     """Return the path at which the dashboard is served, without a slash at its end."""
     root: str = scope.get("root_path", "")
@@ -22,7 +27,7 @@ def root_of(scope: Any) -> str:
 def path_of(scope: Any, *parts: str, **query: str | int | None) -> str:
     """Return the path of a page. What is empty in its query is left out."""
     given = {name: value for name, value in query.items() if value not in {None, "", 0}}
-    path = f"{root_of(scope)}/{'/'.join(quote(part, safe='') for part in parts)}"
+    path = f"{root_of(scope)}/{'/'.join(map(_quoted, parts))}"
     return f"{path}?{urlencode(given)}" if given else path
 
 

@@ -44,6 +44,7 @@ class Renderer:
             loader=PackageLoader("qworker.ui"),
             autoescape=True,
             undefined=StrictUndefined,
+            auto_reload=False,
             # Each value passes through it before it is escaped.
             finalize=show,
             trim_blocks=True,

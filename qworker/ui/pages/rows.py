@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from qworker.failure_text import summary
 from qworker.failures.groups import task_of
 from qworker.message import State, StoredMessage
@@ -112,17 +114,37 @@ def status_of(one: QueueSnapshot, problems: Sequence[Problem]) -> dict[str, str]
     return {"status": "Active", "kind": "good"} if is_active else {"status": "Idle", "kind": "calm"}
 
 
-def message_row(stored: StoredMessage, access: Access, now: float) -> dict[str, Any]:
+class MessageRow(msgspec.Struct, frozen=True):
+    """One row of a list of messages.
+
+    Attributes:
+        id: The id of the message.
+        task: Its task, or that it has none.
+        tries: Its tries.
+        note: The time that matters in its state, or who works on it.
+        arguments: The beginning of its arguments.
+        error: Its last error in one line. None: it has none.
+    """
+
+    id: str
+    task: str
+    tries: int
+    note: str
+    arguments: str
+    error: str | None
+
+
+def message_row(stored: StoredMessage, access: Access, now: float) -> MessageRow:
     """Return one row of a list of messages."""
     message = stored.message
-    return {
-        "id": message.id,
-        "task": task_of(message) or "(raw)",
-        "tries": message.tries,
-        "note": _note(stored, now),
-        "arguments": arguments_of(message, masked=not access.sees_secrets),
-        "error": summary(stored.error) if stored.error else None,
-    }
+    return MessageRow(
+        id=message.id,
+        task=task_of(message) or "(raw)",
+        tries=message.tries,
+        note=_note(stored, now),
+        arguments=arguments_of(message, masked=not access.sees_secrets),
+        error=summary(stored.error) if stored.error else None,
+    )
 
 
 def _note(stored: StoredMessage, now: float) -> str:
