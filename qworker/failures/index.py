@@ -28,7 +28,7 @@ _MOST_GROUPS = 1_000
 # The newest messages of a group, which can be read.
 _NEWEST = 50
 # Messages that are listed, and that are read, before other tasks of the loop run.
-_SLICE, _BURST = 1_000, 50
+_SLICE, _BURST = 1_000, 20
 _MINUTE = 60.0
 
 
