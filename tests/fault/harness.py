@@ -16,6 +16,7 @@ from pathlib import Path
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.message import Lease, Query, SettleAction, Settlement, State
+from tests.support.pending import pending
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs.py"
@@ -141,8 +142,9 @@ async def _stored(url: str) -> set[str]:
     found: set[str] = set()
     try:
         if QUEUE in await backend.queues():
-            for state in (State.READY, State.DELAYED, State.LEASED, State.FAILED):
-                found |= {each.message.body.decode() for each in await list_messages(backend, QUEUE, Query(state))}
+            still = [*(await pending(backend, QUEUE)).values()]
+            still += await list_messages(backend, QUEUE, Query(State.FAILED))
+            found |= {stored.message.body.decode() for stored in still}
     finally:
         await backend.aclose()
     return found

@@ -34,15 +34,15 @@ from typing import Any
 import qworker.bulk
 from qworker import Context, Draft, Message, Tasks
 from qworker.backend import Backend
-from qworker.backend.listing import list_messages
 from qworker.backend.offers import OffersDue
 from qworker.backend.registry import open_backend
 from qworker.bulk.contract import StagedPartition
 from qworker.cell import Cell, CellAction, CellOp
 from qworker.errors import BackendError
-from qworker.message import Query, Selection, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Selection, SettleAction, Settlement, State
 from qworker.unique import Unique
 from qworker.worker import Worker, WorkerOptions
+from tests.support.pending import pending
 
 QUEUE = "work"
 OTHER = "other"
@@ -251,8 +251,7 @@ async def cancel(url: str, ledger: Ledger) -> None:
     leases = await holder.lease(QUEUE, 3, VISIBILITY)
     if len(leases) == 3:
         await holder.settle([Settlement(lease=leases.pop(), action=SettleAction.FAIL_TMP, delay=3600.0)])
-    found = [one for state in (State.READY, State.DELAYED, State.LEASED) for one in await _list(backend, state)]
-    for one in found:
+    for one in (await pending(backend, QUEUE)).values():
         (cancelled,) = await backend.cancel(QUEUE, Selection(ids=[one.message.id]), "program")
         if cancelled.state in {State.READY, State.DELAYED, State.LEASED} or cancelled.already:
             ledger.write("cancelled", one.message.body.decode())
@@ -268,10 +267,6 @@ async def make_due(url: str, ledger: Ledger) -> None:
     if await backend.make_due(QUEUE, "late"):
         ledger.write("due", "late")
     await backend.aclose()
-
-
-async def _list(backend: Backend, state: State) -> list[StoredMessage]:
-    return await list_messages(backend, QUEUE, Query(state))
 
 
 async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:

@@ -155,7 +155,7 @@ def test_a_failure_is_reported_once_although_the_worker_is_killed(
     assert failed.message.id == message.message.id
     (report,) = stored(url, "alerts", State.DONE)
     assert report.message.id == failure_id(message.message.id)
-    for state in (State.READY, State.LEASED, State.DELAYED, State.FAILED):
+    for state in (State.DELAYED, State.READY, State.LEASED, State.FAILED):
         assert stored(url, "alerts", state) == []
     # A worker that was killed may have run the report too, and not stored that it is done.
     lines = (tmp_path / "reports").read_text().splitlines()

@@ -19,6 +19,7 @@ import pytest
 from qworker import State
 from qworker.backend.registry import open_backend
 from qworker.message import Query, StoredMessage
+from tests.support.processes import pause
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
@@ -68,7 +69,6 @@ def raises() -> None:
 """
 
 
-_WAITING = (State.READY, State.LEASED, State.DELAYED)
 # The app in a child process of a worker, while the file is there.
 CHILD = """
 import sys
@@ -152,13 +152,17 @@ class Poisoned:
 
     def is_empty(self) -> bool:
         """Whether all messages were acked or failed. Listings of one state after another could miss one that moves."""
+        return all(one.state in {State.FAILED, State.DONE} for one in self.found())
+
+    def found(self) -> list[StoredMessage]:
+        """All messages that were enqueued, each once, even if one becomes ready meanwhile."""
 
         async def found() -> list[StoredMessage]:
             async with aclosing(open_backend(self.url)) as backend:
                 await backend.open()
                 return await backend.find("default", self.ids)
 
-        return all(one.state in {State.FAILED, State.DONE} for one in asyncio.run(found()))
+        return asyncio.run(found())
 
 
 @pytest.fixture
@@ -208,15 +212,15 @@ def test_a_suspect_that_waits_for_a_process_is_not_blamed_for_the_next_death(poi
         second.kill()
         second.wait()
     poisoned.reap()
-    stored = [each.message for state in _WAITING for each in poisoned.stored(state)]
-    deaths = Counter(message.deaths for message in stored if b"neighbour" in message.body)
+    messages = [stored.message for stored in poisoned.found()]
+    deaths = Counter(message.deaths for message in messages if b"neighbour" in message.body)
     assert deaths[1] >= 7
     assert deaths[1] + deaths[2] == 8
 
 
 def _stops_with(process: subprocess.Popen[bytes], holds: Callable[[], bool]) -> bool:
     """Stop the process. If the condition does not hold then, let it continue."""
-    process.send_signal(signal.SIGSTOP)
+    pause(process.pid)
     if holds():
         return True
     process.send_signal(signal.SIGCONT)

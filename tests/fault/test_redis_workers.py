@@ -21,6 +21,7 @@ from qworker.backend.registry import open_backend
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from tests.support.depth import DEPTH
+from tests.support.processes import pause
 from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
@@ -138,7 +139,7 @@ async def test_leases_that_outlived_their_holder_are_refused(tmp_path: Path) -> 
             ids = await backend.publish(QUEUE, [Draft(body=b"x") for _ in range(20)])
             with running("hold", server.url, folder) as holder:
                 await wait_until(lambda folder=folder: len(lines(folder, "held")) == 20, timeout=PATIENCE)
-                os.kill(holder.pid, signal.SIGSTOP)
+                pause(holder.pid)
                 taken: list[str] = []
 
                 async def take(taken: list[str] = taken) -> bool:

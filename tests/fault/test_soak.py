@@ -22,7 +22,7 @@ import pytest
 from tests.fault import harness
 from tests.fault.harness import Books, drain, strays
 from tests.support.examples import workers_of
-from tests.support.processes import environment
+from tests.support.processes import environment, pause
 from tests.support.servers import RedisServer
 from tests.support.waiting import block_for, wait_for
 
@@ -146,7 +146,7 @@ class Soak:
         else:
             victim = self._draw.choice(workers)
             if what == "stop":
-                os.kill(victim, signal.SIGSTOP)
+                pause(victim)
                 block_for(self._draw.random())
                 os.kill(victim, signal.SIGCONT)
             else:

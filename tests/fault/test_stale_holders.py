@@ -18,6 +18,7 @@ from qworker.testing.wait_until import wait_until
 from tests.fault import harness
 from tests.fault.harness import PATIENCE, QUEUE
 from tests.fault.programs import Ledger, publish
+from tests.support.processes import pause
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -56,7 +57,7 @@ async def test_100_leases_that_outlived_their_holder_are_refused(tmp_path: Path)
             assert holder.stdout is not None
             held = json.loads(await asyncio.to_thread(holder.stdout.readline))
             assert sorted(held) == sorted(ids)
-            os.kill(holder.pid, signal.SIGSTOP)
+            pause(holder.pid)
             taken: list[str] = []
 
             async def take_all(taken: list[str] = taken) -> bool:

@@ -14,25 +14,19 @@ import pytest
 from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.message import Draft, Query, Selection, State, StoredMessage
+from qworker.message import Draft, Query, Selection, State
 from qworker.testing import wait_until
 from qworker.unique import Unique
 from tests.fault.harness import ANY_CALL, KILL, MARKS, MOVES, QUEUE, Launcher, ack, fault, strays
 from tests.fault.programs import APP_KEY, OTHER
 from tests.support.depth import DEEP
+from tests.support.pending import pending
 from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 # Some of the steps: together they take minutes.
 STEPS = range(1, 2000, 1 if DEEP else 211)
-PENDING = (State.READY, State.DELAYED, State.LEASED)
-
-
-async def pending(backend: Backend) -> dict[str, StoredMessage]:
-    """The messages that wait or are leased, by their ids."""
-    found = [stored for state in PENDING for stored in await list_messages(backend, QUEUE, Query(state))]
-    return {stored.message.id: stored for stored in found}
 
 
 async def check_key(url: str) -> None:
@@ -40,10 +34,10 @@ async def check_key(url: str) -> None:
     backend = open_backend(url)
     draft = Draft(body=b"x", unique_key="k")
     await backend.create(QUEUE)
-    found = await pending(backend)
+    found = await pending(backend, QUEUE)
     assert len(found) <= 1
     (holder,) = await backend.publish(QUEUE, [draft])
-    after = await pending(backend)
+    after = await pending(backend, QUEUE)
     assert holder in after
     if all(stored.message.unique is None for stored in found.values()):
         assert len(after) == 1
@@ -51,7 +45,7 @@ async def check_key(url: str) -> None:
     assert len(after) <= 1 + len(found)
     await backend.reap(QUEUE)
     assert await backend.settle([ack(lease) for lease in await backend.lease(QUEUE, 10, 60.0)]) == []
-    assert await pending(backend) == {}
+    assert await pending(backend, QUEUE) == {}
     (free,) = await backend.publish(QUEUE, [draft])
     assert free != holder
     for state in State:
@@ -104,18 +98,18 @@ async def publish_old(url: str) -> str:
 async def check_replaced(url: str, stored: str) -> bytes:
     """One message waits with the key and can be found, replaced and run. Return the body that it had."""
     backend = open_backend(url)
-    found = await pending(backend)
+    found = await pending(backend, QUEUE)
     assert list(found) == [stored]
     body = found[stored].message.body
     assert [each.message.body for each in await backend.find(QUEUE, [stored])] == [body]
     assert await backend.publish(QUEUE, [Draft(body=b"x", unique_key="k")]) == [stored]
-    assert (await pending(backend))[stored].message.body == body
+    assert (await pending(backend, QUEUE))[stored].message.body == body
     last = Draft(body=b"last", unique_key="k", unique=Unique(again="replace"))
     assert await backend.publish(QUEUE, [last]) == [stored]
     leases = await backend.lease(QUEUE, 10, 60.0)
     assert [(lease.message.id, lease.message.body) for lease in leases] == [(stored, b"last")]
     await backend.settle([ack(leases[0])])
-    assert await pending(backend) == {}
+    assert await pending(backend, QUEUE) == {}
     (free,) = await backend.publish(QUEUE, [last])
     assert free != stored
     await backend.remove(QUEUE, Selection(ids=[free]))
@@ -179,9 +173,9 @@ async def end_while_others_die(url: str, launcher: Launcher, children: list[int]
     chance = random.Random(7)
     await wait_until(lambda: has_any(backend))
     for _ in range(10):
-        (holder,) = await pending(backend)
+        (holder,) = await pending(backend, QUEUE)
         leases = await backend.lease(QUEUE, 10, 60.0)
-        assert [lease.message.id for lease in leases] == [holder] == list(await pending(backend))
+        assert [lease.message.id for lease in leases] == [holder] == list(await pending(backend, QUEUE))
         await backend.settle([ack(leases[0])])
         ended = time.monotonic()
         # While they all want the key.
@@ -194,4 +188,4 @@ async def end_while_others_die(url: str, launcher: Launcher, children: list[int]
 
 
 async def has_any(backend: Backend) -> bool:
-    return bool(await pending(backend))
+    return bool(await pending(backend, QUEUE))

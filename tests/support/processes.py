@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, wait_for
 
 # The Python whose qworker is tried: this one, or that of another installation.
 PYTHON = os.environ.get("TEST_PYTHON") or sys.executable
+# The states of a thread that does not run: stopped, a zombie, or gone.
+_STOPPED = {"T", "Z", ""}
 
 
 def without_extras() -> bool:
@@ -128,8 +130,18 @@ def started(folder: Path, *arguments: str, **options: Any) -> Generator[Process]
 
 def alive(pid: int) -> bool:
     """Whether a process runs: neither gone nor a zombie."""
+    return _state(Path(f"/proc/{pid}")) not in {"", "Z"}
+
+
+def pause(pid: int) -> None:
+    """Stop a process, and wait until none of its threads runs: on a busy machine the signal is not handled at once."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: all(_state(thread) in _STOPPED for thread in Path(f"/proc/{pid}/task").iterdir()), "a stop")
+
+
+def _state(entry: Path) -> str:
+    """The state of a process or thread, by the letters of proc(5), or an empty string if it is gone."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return (entry / "stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+        return ""

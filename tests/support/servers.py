@@ -24,6 +24,7 @@ from qworker.backend.registry import open_backend
 from qworker.clock import SystemClock
 from qworker.testing.harness import Harness
 from tests.support.certificates import Certificates
+from tests.support.processes import pause
 from tests.support.waiting import wait_for
 
 __all__ = ["PROGRAMS", "MovedClock", "RedisHarness", "RedisServer", "free_port"]
@@ -234,7 +235,7 @@ class RedisServer:
 
     def pause(self) -> None:
         """Stop it where it is: connections stay, and nothing answers."""
-        os.kill(self.pid, signal.SIGSTOP)
+        pause(self.pid)
 
     def go_on(self) -> None:
         """Undo `pause`."""
