@@ -101,7 +101,7 @@ class Dashboard:
         signer = Signer(Secrets.from_environment().signing if login is None else login.key)
         guard = Guard(watch, signer, self._session, has_app=tasks is not None, read_only=read_only)
         self._guard = guard
-        self._renderer = Renderer(login is not None, guard.content, guard.form_token)
+        self._renderer = Renderer(watch.clock, login is not None, guard.content, guard.form_token)
         self._fragments = Fragments(watch.clock)
         actions = Actions(self._source, guard, signer, self._renderer, self._has_page)
         self._confirmed = Confirmed(self._source, guard, signer, self._renderer)
@@ -233,9 +233,10 @@ class Dashboard:
         return fragment.response(request, self._guard.form_token(request))
 
     def _key(self, request: Request) -> Hashable:
-        """Return all that a fragment depends on, besides the time."""
-        query, role = request.scope["query_string"], request.state.access.role
-        return get_route_path(request.scope), query, root_of(request.scope), role, self.watch.looks.changes
+        """Return all that a fragment depends on, besides the time and what is read for its page alone."""
+        query, role, seen = request.scope["query_string"], request.state.access.role, self.watch.seen
+        path, root = get_route_path(request.scope), root_of(request.scope)
+        return path, query, root, role, self.watch.looks.changes, seen.sampled_at, seen.problem
 
     def _error(self, request: Request, access: Access | None, status: HTTPStatus, text: str) -> Response:
         if _is_of_api(request.scope) or wants_json(request):

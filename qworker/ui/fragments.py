@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from qworker.clock import Clock
+from qworker.ui.text import without_ages
 
 __all__ = ["FRAGMENT", "Fragment", "Fragments"]
 
 # The header by which the script asks for the content of a page only.
 FRAGMENT = "x-qworker-fragment"
-# Seconds for which a fragment is kept. Scripts ask every 2 s.
-_KEPT_S = 1.0
+# Seconds for which a fragment is kept, as long as there is no newer sample. Scripts ask every 2 s.
+_KEPT_S = 2.0
 _MOST_KEPT = 50
 
 
@@ -26,7 +27,8 @@ class Fragment(msgspec.Struct, frozen=True):
     """The content of a page.
 
     Attributes:
-        text: The HTML, with `mark` in the place of the token of a session.
+        text: The HTML, with `mark` in the place of the token of a session. Ages are empty, so that the text is the
+            same while nothing else changes.
         mark: A random text.
         status: The status of the response.
         digest: Identifies the text.
@@ -40,6 +42,7 @@ class Fragment(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, text: str, mark: str, status: HTTPStatus) -> Fragment:
         """Return the fragment with this text."""
+        text = without_ages(text)
         return cls(text, mark, status, hashlib.blake2b(text.encode(), digest_size=12).digest())
 
     def response(self, request: Request, token: str) -> Response:
@@ -52,7 +55,7 @@ class Fragment(msgspec.Struct, frozen=True):
 
 
 class Fragments:
-    """Keeps fragments for a second.
+    """Keeps fragments until they are 2 s old.
 
     Args:
         clock: The clock.

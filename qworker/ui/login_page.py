@@ -104,7 +104,7 @@ class LoginPage:
             self._login.new_session(access),
             max_age=SESSION_S,
             path=root or "/",
-            secure=request.url.scheme == "https",
+            secure=request.scope["scheme"] == "https",
             httponly=True,
             samesite="lax",
         )
@@ -122,5 +122,5 @@ class LoginPage:
 def _cookie_name(request: Request) -> str:
     """Return the name of the cookie. Browsers send the cookies of one port to all ports of a host."""
     server = request.scope.get("server")
-    prefix = "__Secure-" if request.url.scheme == "https" else ""
+    prefix = "__Secure-" if request.scope["scheme"] == "https" else ""
     return f"{prefix}qworker_ui_{server[1] if server and server[1] else 0}"

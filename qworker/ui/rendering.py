@@ -12,18 +12,29 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
+from qworker.clock import Clock
 from qworker.ui.assets import asset_path
 from qworker.ui.fragments import Fragment
 from qworker.ui.paths import page_of, path_of, root_of
-from qworker.ui.text import duration, number, rate, show, when, with_code
+from qworker.ui.text import age, duration, number, rate, show, when, with_code
 
 __all__ = ["Renderer"]
+
+_FILTERS: dict[str, Any] = {
+    "age": age,
+    "duration": duration,
+    "number": number,
+    "rate": rate,
+    "when": when,
+    "with_code": with_code,
+}
 
 
 class Renderer:
     """Renders templates.
 
     Args:
+        clock: The clock.
         has_login: Whether users log in here, and can log out.
         user_content: Returns what each page shows to the user of a request: what the user can do, by name.
         form_token: Returns the token of the forms of the session of a request.
@@ -31,10 +42,12 @@ class Renderer:
 
     def __init__(
         self,
+        clock: Clock,
         has_login: bool,
         user_content: Callable[[Request], dict[str, Any]],
         form_token: Callable[[Request], str],
     ) -> None:
+        self._clock = clock
         self._has_login = has_login
         self._user_content = user_content
         self._form_token = form_token
@@ -50,13 +63,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {
-            "duration": duration,
-            "number": number,
-            "rate": rate,
-            "when": when,
-            "with_code": with_code,
-        }
+        self._templates.filters.update(_FILTERS)
         # Compiled now, because the first visit would hold up the loop of the application that serves the pages.
         for name in self._templates.list_templates():
             self._templates.get_template(name)
@@ -96,6 +103,7 @@ class Renderer:
         return self._templates.get_template(template).render(
             **content,
             **self._user_content(request),
+            now=self._clock.time(),
             token=token,
             layout=layout,
             live=is_live,

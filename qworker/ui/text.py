@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -18,6 +19,7 @@ __all__ = [
     "DASH",
     "MOST_BODY",
     "Body",
+    "age",
     "arguments_of",
     "body_of",
     "duration",
@@ -28,6 +30,7 @@ __all__ = [
     "text_json_of",
     "when",
     "with_code",
+    "without_ages",
 ]
 
 T = TypeVar("T")
@@ -41,6 +44,7 @@ MOST_BODY = 64 * 1024
 _MOST_ARGUMENTS = 160
 _SECRET = re.compile(r"passw(or)?d|secret|token|api_?key|authorization|cookie|credential", re.IGNORECASE)
 _MASK = "••••"
+_AGE = re.compile('(<time data-age="[^"]*" datetime="[^"]*">)[^<]*')
 # Characters that change the direction of the text around them, or cannot be seen.
 _HIDDEN = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
@@ -73,6 +77,27 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
+def age(at: float | None, now: float, form: str = "{}") -> str:
+    """Return the time since a moment, or until it, as an element whose text a script keeps up to date.
+
+    Args:
+        at: Unix seconds of the moment. None: a dash.
+        now: Unix seconds.
+        form: What is said of the duration, in the place of `{}`. With `in {}` it is the time until the moment.
+    """
+    if at is None:
+        return DASH
+    seconds = max(0.0, at - now if form == "in {}" else now - at)
+    text = form.format(f"{seconds:.0f} s" if seconds < 120 else duration(seconds))
+    moment = _iso(at)
+    return text if moment is None else Markup(f'<time data-age="{form}" datetime="{moment}">{text}</time>')
+
+
+def without_ages(html: str) -> str:
+    """Return HTML with empty ages, which is the same until something else changes. A script fills them in."""
+    return _AGE.sub(r"\1", html)
+
+
 def number(value: int | None) -> str:
     """Return a count with separators. None is a dash."""
     return DASH if value is None else f"{value:,}"
@@ -92,12 +117,19 @@ def when(seconds: float | None) -> Markup | str:
     """Return a moment as an element that a script can show in local time."""
     if seconds is None:
         return DASH
-    try:
-        moment = datetime.fromtimestamp(seconds, UTC)
-    except (OverflowError, ValueError, OSError):
+    exact = _iso(seconds)
+    if exact is None:
         return f"{seconds:.0f}"
-    exact = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return Markup('<time datetime="{}" title="{}">{:%Y-%m-%d %H:%M:%S}Z</time>').format(exact, exact, moment)
+    return Markup(f'<time datetime="{exact}" title="{exact}">{exact[:10]} {exact[11:19]}Z</time>')
+
+
+@lru_cache(maxsize=4096)
+def _iso(seconds: float) -> str | None:
+    """Return a moment in ISO format, or None if no calendar has it."""
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC).isoformat(timespec='milliseconds')[:-6]}Z"
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 class Body(msgspec.Struct, frozen=True):

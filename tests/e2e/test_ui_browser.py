@@ -23,6 +23,7 @@ from qworker.backend.registry import open_backend
 from qworker.cli.demo_past import Past, ring_of
 from qworker.history.batch import EventBatch
 from qworker.message import SettleAction, Settlement
+from qworker.ui.text import age
 from tests.support.browser import open_browser
 from tests.support.processes import started
 
@@ -341,6 +342,25 @@ async def publish(store: str, draft: Draft) -> None:
     await backend.open()
     await backend.publish("mail", [draft])
     await backend.aclose()
+
+
+def test_ages_grow_while_nothing_else_changes(site: Site) -> None:
+    page = site.context.new_page()
+    page.clock.install()
+    page.goto(f"{site.url}/q/mail?state=delayed")
+    due = page.locator("tr[id='m-later'] time")
+    minutes = int(due.inner_text().split()[1])
+    with page.expect_response(lambda response: is_update(response.request)):
+        page.clock.fast_forward(600_000)
+    expect(due).to_have_text(re.compile(f"^in ({minutes - 10}|{minutes - 11}) min$"))
+    page.close()
+
+
+def test_the_script_says_an_age_as_the_page_does(site: Site) -> None:
+    with opened(site) as page:
+        for seconds in (0, 0.4, 5.2, 59, 61, 119.4, 121, 3601, 7199, 7201, 100_000, 172_799, 172_801, 1e7):
+            said = re.sub("<[^>]*>", "", age(0.0, seconds))
+            assert page.evaluate(f"ageText({seconds})") == said
 
 
 # -- the keyboard ------------------------------------------------------------------------------------------------------

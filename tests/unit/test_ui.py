@@ -29,6 +29,7 @@ from qworker.asgi.server import Server, bind
 from qworker.backend import Backend
 from qworker.backend.offers import QueueCount
 from qworker.backend.registry import open_backend
+from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable, UsageError
 from qworker.message import QueueStats, SettleAction, Settlement
 from qworker.sampling import Counted, QueueSnapshot, RingSample, counting
@@ -39,7 +40,7 @@ from qworker.ui.access import LINK_S, SESSION_S, Access, Login, Secrets
 from qworker.ui.app import Dashboard, below
 from qworker.ui.looks import Looks
 from qworker.ui.problems import problems_of
-from qworker.ui.text import DASH, with_code
+from qworker.ui.text import DASH, age, with_code, without_ages
 from qworker.ui.watch import Watch
 from qworker_memory import MemoryBackend
 from tests.support.processes import PYTHON
@@ -77,6 +78,7 @@ async def served(
     *,
     root: str = "",
     role: Any = "admin",
+    clock: Clock = SYSTEM_CLOCK,
     **options: Any,
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """Serve a dashboard to somebody who is logged in, unless there are other options."""
@@ -90,7 +92,7 @@ async def served(
         return Access("test", role)
 
     options = options or {"authorize": known}
-    dashboard = Dashboard(Watch(opened), **options)
+    dashboard = Dashboard(Watch(opened, clock=clock), **options)
     listener, ended = bind("127.0.0.1", 0), asyncio.Event()
     app = below(dashboard, root)
     server = asyncio.create_task(Server(app, limited_protocol()).serve_until(ended, listener))
@@ -376,6 +378,37 @@ async def test_a_fragment_is_sent_again_only_if_it_has_changed() -> None:
         assert (again.status_code, again.text) == (304, "")
         other = await client.get("/", headers={**fragment, "if-none-match": first.headers["etag"]})
         assert other.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/q/mail", "/q/mail?state=delayed", "/q/odd?state=failed", "/failures"])
+async def test_time_alone_changes_no_fragment(path: str) -> None:
+    clock = FakeClock()
+    async with store() as backend, served(backend, clock=clock) as client:
+        await fill(backend)
+        fragment = {"x-qworker-fragment": "1"}
+        first = await client.get(path, headers=fragment)
+        assert 'data-age="' in (await client.get(path)).text
+        clock.advance(3.0)
+        again = await client.get(path, headers={**fragment, "if-none-match": first.headers["etag"]})
+        assert (again.status_code, again.text) == (304, "")
+
+
+@pytest.mark.parametrize(
+    ("at", "form", "text"),
+    [
+        (995.0, "{}", "5 s"),
+        (880.0, "{} ago", "2 min ago"),
+        (1001.0, "{} ago", "0 s ago"),
+        (8200.0, "in {}", "2 h"),
+        (999.0, "in {}", "in 0 s"),
+        (None, "{} ago", DASH),
+        (-1e300, "{}", f"{1e300 / 86_400:.0f} d"),
+    ],
+)
+def test_an_age_is_said_in_whole_numbers(at: float | None, form: str, text: str) -> None:
+    shown = age(at, 1000.0, form)
+    assert re.sub("<[^>]*>", "", shown).endswith(text)
+    assert text not in without_ages(shown) or "<" not in shown
 
 
 @pytest.mark.parametrize(

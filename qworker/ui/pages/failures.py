@@ -97,8 +97,8 @@ async def failures(source: Source, _request: Request) -> dict[str, Any]:
     """Return the groups of failed messages of all queues."""
     seen, now = await source.watch.see(), source.clock.time()
     found = await find_failures(source, seen)
-    age = None if found.sampled_at is None or now - found.sampled_at <= FRESH_S else now - found.sampled_at
-    return {"seen": seen, "found": found, "most": MOST_INDEXED, "age": age, "now": now}
+    is_old = found.sampled_at is not None and now - found.sampled_at > FRESH_S
+    return {"seen": seen, "found": found, "most": MOST_INDEXED, "read_at": found.sampled_at if is_old else None}
 
 
 async def find_failures(source: Source, seen: Seen) -> FoundFailures:

@@ -65,7 +65,7 @@ async def queue(source: Source, request: Request) -> dict[str, Any]:
         "codes": CODES,
         "found": found,
         "messages": [message_row(stored, access, now) for stored in found.messages],
-        "list_age": None if found.at is None or now - found.at <= FRESH_S else now - found.at,
+        "listed_at": found.at if found.at is not None and now - found.at > FRESH_S else None,
         "link": partial(_link, request),
         "export": path_of(request.scope, "api", "v1", "queues", name, "export", **_kept(request)),
         # A search is repeated only when its user asks for it.

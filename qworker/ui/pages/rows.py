@@ -13,7 +13,7 @@ from qworker.message import State, StoredMessage
 from qworker.sampling import QueueSnapshot
 from qworker.ui.access import Access
 from qworker.ui.problems import Problem
-from qworker.ui.text import DASH, arguments_of, duration, number, rate
+from qworker.ui.text import DASH, age, arguments_of, duration, number, rate
 from qworker.ui.watch import Seen
 
 __all__ = [
@@ -31,8 +31,8 @@ __all__ = [
     "time_to_empty",
 ]
 
-# Seconds above which the age of a number is shown. A page is up to a second older, so no number without an age is older
-# than 4 s.
+# Seconds above which the age of a number is shown. A page is up to 2 s older, so no number without an age is older than
+# 5 s.
 FRESH_S = 3.0
 # Why some numbers are dashes.
 NO_HISTORY = "the workers of this store keep no history: add ?history=1 to their URL"
@@ -69,12 +69,12 @@ def numbers_of(one: QueueSnapshot, now: float) -> dict[str, Any]:
     """Return the numbers of a queue as text."""
     stats = None if one.counted is None else one.counted.stats_at(now)
     flow = one.flow
-    age = None if one.counted is None else now - one.counted.at
+    is_old = one.counted is not None and now - one.counted.at > FRESH_S
     return {
         "queue": one.queue,
         "stats": stats,
         "exact": one.counted is None or one.counted.exact,
-        "age": age if age is not None and age > FRESH_S else None,
+        "counted_at": one.counted.at if one.counted is not None and is_old else None,
         "flow": flow,
         "growth": None if one.counted is None else rate(one.counted.backlog_rate, signed=True),
         "acked": rate(flow.acked) if flow else DASH,
@@ -83,7 +83,7 @@ def numbers_of(one: QueueSnapshot, now: float) -> dict[str, Any]:
         "wait": duration(flow.wait.p95) if flow and flow.wait else DASH,
         "run": duration(flow.run.p95) if flow and flow.run else DASH,
         "workers": number(flow.workers) if flow else DASH,
-        "oldest": duration(None if stats is None else stats.oldest_age_s),
+        "oldest": age(None if one.counted is None else one.counted.oldest_at, now),
         "empty_in": duration(time_to_empty(one)),
         "no_history": NO_HISTORY,
     }
@@ -151,10 +151,10 @@ def _note(stored: StoredMessage, now: float) -> str:
     """Return the time that matters in a state."""
     match stored.state:
         case State.READY:
-            return duration(max(0.0, now - stored.message.enqueued_at)) if stored.message.enqueued_at else DASH
+            return age(stored.message.enqueued_at or None, now)
         case State.DELAYED:
-            return f"in {duration(max(0.0, stored.due_at - now))}" if stored.due_at is not None else DASH
+            return age(stored.due_at, now, "in {}")
         case State.LEASED:
             return stored.holder or "another process"
         case _:
-            return f"{duration(max(0.0, now - stored.finished_at))} ago" if stored.finished_at is not None else DASH
+            return age(stored.finished_at, now, "{} ago")

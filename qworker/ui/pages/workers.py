@@ -53,7 +53,7 @@ async def workers(source: Source, _request: Request) -> dict[str, Any]:
     seen = await source.watch.see()
     found = await find_workers(source, seen)
     running = [(worker, one) for worker in found.workers for one in worker.running]
-    return {"seen": seen, "found": found, "running": running, "most": MOST_LEASES, "now": source.clock.time()}
+    return {"seen": seen, "found": found, "running": running, "most": MOST_LEASES}
 
 
 async def find_workers(source: Source, seen: Seen) -> FoundWorkers:

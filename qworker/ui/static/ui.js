@@ -30,9 +30,31 @@ const two = (number) => String(number).padStart(2, "0");
 const dayOf = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
 const clockOf = (at) => `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
 
+// Milliseconds by which the clock of the server is ahead of this one, from the moment at which the page began to arrive.
+const arrived = performance.getEntriesByType("navigation")[0]?.responseStart ?? performance.now();
+const ahead = 1000 * document.documentElement.dataset.now - (Date.now() - performance.now() + arrived);
+
+// As the server says it.
+const ageText = (seconds) => {
+  for (const [limit, unit, name] of [[120, 1, "s"], [7200, 60, "min"], [172800, 3600, "h"]])
+    if (seconds < limit) return `${Math.round(seconds / unit)} ${name}`;
+  return `${Math.round(seconds / 86400)} d`;
+};
+
+const showAges = (root) => {
+  for (const time of root.querySelectorAll("time[data-age]")) {
+    const form = time.dataset.age;
+    const since = (Date.now() + ahead - Date.parse(time.dateTime)) / 1000;
+    const text = form.replace("{}", ageText(Math.max(0, form === "in {}" ? -since : since)));
+    if (time.textContent !== text) time.textContent = text;
+    time.title = time.dateTime;
+  }
+};
+
 const showTimes = (root) => {
   const isLocal = choices.zone === "local";
-  for (const time of root.querySelectorAll("time[datetime]")) {
+  showAges(root);
+  for (const time of root.querySelectorAll("time[datetime]:not([data-age])")) {
     time.dataset.utc ??= time.textContent;
     const at = new Date(time.dateTime);
     const text = isLocal && !Number.isNaN(at.getTime()) ? `${dayOf(at)} ${clockOf(at)}` : time.dataset.utc;
@@ -107,6 +129,8 @@ const tick = async () => {
   timer = null;
   try {
     await update();
+    // Time passes, even if nothing else has changed.
+    if (!isSelecting()) showAges(main);
     pause = EVERY;
     if (!isPaused) say("Live", "good");
   } catch {
