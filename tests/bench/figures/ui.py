@@ -128,7 +128,7 @@ def _listings(bench: Bench, shown: Dashboard, paths: list[str]) -> list[Figure]:
     finally:
         tracer.terminate()
         tracer.wait()
-    ended = re.findall(r"/(queue|delay|lease|done|fail|names)>, .* = 0$", log.read_text(), re.MULTILINE)
+    ended, empty = _ended_listings(log.read_text())
     log.unlink()
     return [
         figure(
@@ -136,7 +136,8 @@ def _listings(bench: Bench, shown: Dashboard, paths: list[str]) -> list[Figure]:
             len(ended),
             "",
             0,
-            note="by strace" + (f": {', '.join(sorted(set(ended)))}" if ended else ""),
+            note=f"by strace{''.join(f', {name}' for name in sorted(set(ended)))}; "
+            f"{len(empty)} times a directory was read that has no entry",
         )
     ]
 
@@ -203,6 +204,21 @@ def _cost(bench: Bench, shown: Dashboard, what: str, asked: float) -> list[Figur
             note="with the process that counts",
         )
     ]
+
+
+def _ended_listings(trace: str) -> tuple[list[str], list[str]]:
+    """Return the directories of messages that were read to their end: those with entries, and those without."""
+    has_entries: dict[str, bool] = {}
+    found: tuple[list[str], list[str]] = [], []
+    for where, name, read in re.findall(
+        r"^(.*/(queue|delay|lease|done|fail|names)>), .* = (\d+)$", trace, re.MULTILINE
+    ):
+        if read != "0":
+            # `.` and `..` take 24 bytes each.
+            has_entries[where] = has_entries.get(where, False) or int(read) > 48
+        else:
+            found[not has_entries.pop(where, False)].append(name)
+    return found
 
 
 def _viewers(bench: Bench, shown: Dashboard) -> list[Figure]:
