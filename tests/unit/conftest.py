@@ -15,6 +15,8 @@ from qworker.errors import BackendUnavailable
 from qworker.kit.retention import KEEP_ALL
 from qworker.message import Query
 from qworker.worker import Worker, WorkerOptions
+from qworker.worker.lease_extender import LeaseExtender
+from qworker.worker.state import WorkerState
 from qworker_memory import MemoryBackend
 from tests.support.depth import DEPTH
 
@@ -114,3 +116,18 @@ def app() -> App:
 @pytest.fixture
 def make_app() -> type[App]:
     return App
+
+
+@pytest.fixture
+def quick_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are extended a few times a second, however long they are.
+
+    So a test that waits for extensions needs no short lease, which it would lose when it is suspended for a second.
+    """
+    begin = LeaseExtender.__init__
+
+    def begin_quickly(extender: LeaseExtender, state: WorkerState) -> None:
+        begin(extender, state)
+        extender._round = 0.1
+
+    monkeypatch.setattr(LeaseExtender, "__init__", begin_quickly)

@@ -123,6 +123,7 @@ def test_what_a_newer_release_adds_is_passed_over_and_what_is_no_record_is_nothi
 # -- what workers tell -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_renewals")
 async def test_a_long_run_is_told_when_it_begins_and_each_time_its_lease_is_renewed(app) -> None:
     go = asyncio.Event()
 
@@ -138,7 +139,7 @@ async def test_a_long_run_is_told_when_it_begins_and_each_time_its_lease_is_rene
     async def is_renewed() -> bool:
         return (await told())[:3] == ["enqueued", "leased", "extended"]
 
-    async with app.working(visibility_timeout=0.6) as (worker, _):
+    async with app.working(visibility_timeout=60) as (worker, _):
         await wait_until(is_renewed)
         go.set()
         await wait_until(lambda: worker.counts.acked == 1)
