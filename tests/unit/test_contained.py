@@ -15,6 +15,7 @@ import structlog
 from qworker import Backoff, Draft, Fail, Retry, State
 from qworker.failure_text import summary
 from qworker.retry import MOST_DELAY
+from qworker.testing.clock import FakeClock
 from qworker.worker import Worker, WorkerOptions
 
 
@@ -124,6 +125,8 @@ async def test_a_backoff_that_fails_is_told_beside_the_error_and_the_message_is_
     async def far() -> None:
         raise ValueError("no luck")
 
+    # Neither becomes due before it is listed, however long that takes.
+    app.store._clock = FakeClock()
     await odd.enqueue()
     await far.enqueue()
     worker = Worker(app, WorkerOptions(burst=True), draw=lambda: 0.9)
