@@ -228,8 +228,9 @@ async def test_an_attempt_that_is_cancelled_while_a_value_of_the_worker_opens_le
     async def work(pool: str = provide(slow, scope="worker")) -> None:
         log.append(pool)
 
+    # It opens once an attempt has timed out.
+    app.store.hook = lambda call: go.set() if call == "settle" else None
     await work.enqueue()
-    asyncio.get_running_loop().call_later(0.2, go.set)
     worker = await app.burst()
     assert worker.counts.acked == 1
     assert worker.counts.retried >= 1
