@@ -91,4 +91,4 @@ def walk_process(context: Context) -> int:
 
 @tasks.task(result=60, process=True)
 def sleep_process(_n: int = 0) -> None:
-    block_for(60)
+    block_for(3600)

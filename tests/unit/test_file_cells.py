@@ -30,6 +30,7 @@ from qworker.testing.wait_until_blocked import wait_until_blocked
 from qworker.url import BackendURL
 from qworker_file import FileBackend, cell_hub
 from qworker_file.cell_file import file_name
+from tests.support.waiting import PATIENCE
 
 QUEUE = "q"
 
@@ -332,7 +333,7 @@ async def test_a_close_of_the_backend_ends_its_waits(backend: FileBackend) -> No
     wait = asyncio.create_task(backend.wait([], 60.0, [CellWatch(QUEUE, "g", "n")]))
     await wait_until_blocked(wait)
     await backend.aclose()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE):
         await wait
     assert wait.done()
 

@@ -43,6 +43,7 @@ from qworker_file.names import (
     with_tries,
 )
 from tests.support.old_code import FIRST, unpack_commit
+from tests.support.waiting import PATIENCE
 
 ID = "order-17"
 DRAFT = Draft(body=b"x", id=ID)
@@ -353,7 +354,7 @@ async def test_publishers_of_the_same_ids_under_different_keys_do_not_wait_for_e
         calls = [asyncio.create_task(backend.publish("q", drafts)) for drafts in (first, second)]
         await wait_until(lambda: {index_name("x"), index_name("y")} & set(os.listdir(names)))
         busy.unlink()
-    done, waiting = await asyncio.wait(calls, timeout=5.0)
+    done, waiting = await asyncio.wait(calls, timeout=PATIENCE)
     for call in waiting:
         call.cancel()
     assert [sorted(call.result()) for call in done] == [["x", "xx", "y"]] * 2
@@ -371,7 +372,7 @@ async def test_a_key_that_an_earlier_message_with_the_same_id_has_left_keeps_no_
     os.symlink(ID, key_link_name(mark), dir_fd=names)
     os.symlink("old", key_record_name(ID), dir_fd=names)
     drafts = [Draft(body=b"", id=ID), Draft(body=b"", id="new", unique_key="old")]
-    assert await asyncio.wait_for(forgetful.publish("q", drafts), 5.0) == [ID, "new"]
+    assert await asyncio.wait_for(forgetful.publish("q", drafts), PATIENCE) == [ID, "new"]
 
 
 # -- holds -------------------------------------------------------------------------------------------------------------

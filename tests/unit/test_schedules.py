@@ -34,7 +34,7 @@ from qworker.worker.metrics import merge_counts
 from qworker.worker.store_clock import StoreClock
 from tests.support.apps import close_app
 from tests.support.servers import RedisServer
-from tests.support.waiting import let_pass
+from tests.support.waiting import PATIENCE, let_pass
 
 __all__ = ["qworker_clock", "qworker_memory"]
 
@@ -791,7 +791,7 @@ async def test_a_burst_that_waits_for_the_time_of_the_store_ends_when_it_is_drai
     task = asyncio.create_task(worker.run())
     await until(lambda: refused > 0)
     worker.drain()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await task
     assert app.got == []
 
