@@ -36,7 +36,7 @@ def open_files():
 CALLS = """
 async def use(backend, name):
     await backend.publish(name, [Draft(body=name.encode())])
-    (lease,) = await backend.lease(name, 1, 30.0)
+    (lease,) = await backend.lease(name, 1, 600.0)
     assert lease.message.body == name.encode()
     assert await backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE)]) == []
     assert (await backend.stats(name)).ready == 1
@@ -47,7 +47,7 @@ async def main():
     backend = open_backend(url)
     most = max([await use(backend, name) for name in names])
     # Those that are closed give their messages.
-    held = [lease for name in names[:15] for lease in await backend.lease(name, 1, 30.0)]
+    held = [lease for name in names[:15] for lease in await backend.lease(name, 1, 600.0)]
     # A queue stays open while it is leased from.
     for name in names[20:]:
         await backend.stats(name)

@@ -34,6 +34,7 @@ from qworker_redis.options import Options, TcpAddress
 from qworker_redis.rfq.keys import RFQ
 from qworker_redis.scripts import ScriptSet
 from qworker_redis.topology import queue_slot
+from tests.support.waiting import PATIENCE
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
@@ -249,7 +250,7 @@ async def said(*answers: bytes | None) -> AsyncIterator[Connection]:
     scripted = Scripted(answers)
     server = await asyncio.get_running_loop().create_server(lambda: scripted, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    options = Options.parse(BackendURL.parse(f"redis://127.0.0.1:{port}?timeout=0.5"))
+    options = Options.parse(BackendURL.parse(f"redis://127.0.0.1:{port}?timeout={PATIENCE}"))
     connection = await connect(options, TcpAddress("127.0.0.1", port))
     try:
         yield connection

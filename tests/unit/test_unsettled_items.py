@@ -25,6 +25,8 @@ from tests.support.immutable import make_immutable
 
 # Long enough for the settler's last try, short enough for a test.
 VISIBLE = 0.6
+# Where everything can be settled: a worker that stands still for a second loses no lease.
+LONG = 60.0
 
 
 @pytest.fixture(params=["file", "fsq", "mq", "vsqs"])
@@ -67,7 +69,7 @@ async def run_until_done(url: str) -> None:
         assert message.body == b"bad"
         ran.set()
 
-    worker = Worker(tasks, WorkerOptions(visibility_timeout=VISIBLE))
+    worker = Worker(tasks, WorkerOptions(visibility_timeout=LONG))
     running = asyncio.create_task(worker.run())
     try:
         async with asyncio.timeout(40):
@@ -78,12 +80,13 @@ async def run_until_done(url: str) -> None:
         await tasks.aclose()
 
 
-async def burst(url: str, *, freeze: bool = False) -> tuple[list[bytes], list[str]]:
+async def burst(url: str, *, freeze: bool = False, visible: float = VISIBLE) -> tuple[list[bytes], list[str]]:
     """Work until nothing is left. The bodies that ran, and the logged events.
 
     Args:
         url: The store.
         freeze: Whether the file of `bad` becomes immutable while it runs.
+        visible: The visibility timeout.
     """
     tasks, ran = Tasks(url), list[bytes]()
 
@@ -96,7 +99,7 @@ async def burst(url: str, *, freeze: bool = False) -> tuple[list[bytes], list[st
 
     with structlog.testing.capture_logs() as lines:
         async with asyncio.timeout(40):
-            await Worker(tasks, WorkerOptions(burst=True, visibility_timeout=VISIBLE)).run()
+            await Worker(tasks, WorkerOptions(burst=True, visibility_timeout=visible)).run()
     await tasks.aclose()
     return ran, [line["event"] for line in lines]
 
@@ -118,7 +121,7 @@ async def test_a_burst_ends_and_says_what_it_left_if_an_immutable_message_cannot
             ran, events = await burst(url)
             assert ran == []
             assert "messages_left" in events
-        ran, events = await burst(url)
+        ran, events = await burst(url, visible=LONG)
         assert ran == [b"bad"]
         assert "messages_left" not in events
         stats = await backend.stats("q")
@@ -132,7 +135,8 @@ async def test_a_message_that_becomes_immutable_while_it_runs_ends_a_burst_and_r
         await backend.publish("q", [Draft(body=b"bad"), Draft(body=b"other")])
         try:
             ran, events = await burst(url, freeze=True)
-            assert sorted(ran) == [b"bad", b"other"]
+            # A worker that stands still may lose the short lease of the other one, and run it again.
+            assert (ran.count(b"bad"), set(ran)) == (1, {b"bad", b"other"})
             assert "messages_left" in events
             assert (await backend.stats("q")).blocked == 1
             assert (await burst(url))[0] == []
