@@ -41,7 +41,7 @@ def test_redis_does_as_the_model() -> None:
 
 
 def test_rfq_does_as_the_model() -> None:
-    with RedisServer(port=free_port(), moved_clock=True) as server:
+    with RedisServer(port=free_port(), stopped_clock=True) as server:
         clock, url = MovedClock(), f"rfq://127.0.0.1:{server.port}/0"
         check_lifecycle(lambda: RedisHarness(emptied(server), url=url, moved=clock))
 
