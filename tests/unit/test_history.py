@@ -668,8 +668,9 @@ async def test_a_log_that_cannot_be_written_any_more_is_left_for_a_new_one(tmp_p
     assert [line["event"] for line in logs] in ([], ["history_paused", "history_resumed"])
     (other,) = set(await history.logs()) - {part}
     assert (await history.read(other, None, 10))[0][-1].at == 3.0
-    backend = open_backend(f"file://{tmp_path}")
+    backend = open_backend(f"file://{tmp_path}", clock=clock)
     (message_id,) = await backend.publish(QUEUE, [Draft(body=b"")])
-    assert [reason.code for reason in (await explain(backend, QUEUE, message_id)).reasons] == ["ready", "no-history"]
+    found = await explain(backend, QUEUE, message_id, clock=clock)
+    assert [reason.code for reason in found.reasons] == ["ready", "no-history"]
     await backend.aclose()
     await history.aclose()
