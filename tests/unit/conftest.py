@@ -14,11 +14,13 @@ from qworker.backend.listing import list_messages
 from qworker.errors import BackendUnavailable
 from qworker.kit.retention import KEEP_ALL
 from qworker.message import Query
+from qworker.sampling import QueueSampler
 from qworker.worker import Worker, WorkerOptions
 from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.state import WorkerState
 from qworker_memory import MemoryBackend
 from tests.support.depth import DEPTH
+from tests.support.waiting import PATIENCE
 
 _names = itertools.count()
 
@@ -116,6 +118,21 @@ def app() -> App:
 @pytest.fixture
 def make_app() -> type[App]:
     return App
+
+
+@pytest.fixture
+def patient_dashboards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dashboard that waits as long as its tests for what the store has.
+
+    Otherwise a page after a pause of the machine lacks what was not there within a second or two, or says that the
+    store does not answer.
+    """
+    for name in (
+        *("watch._PATIENCE_S", "watch._SILENT_S", "looks._PATIENCE_S", "reads._PATIENCE_S", "scans._PATIENCE_S"),
+        *("pages.lists._SECONDS", "pages.activity._SECONDS"),
+    ):
+        monkeypatch.setattr(f"qworker.ui.{name}", PATIENCE)
+    monkeypatch.setattr(QueueSampler.tick, "__defaults__", (PATIENCE,))
 
 
 @pytest.fixture

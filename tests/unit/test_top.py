@@ -32,6 +32,7 @@ from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
 from qworker.worker.metrics import TaskCounts
 from tests.support.processes import environment
+from tests.support.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -75,7 +76,9 @@ class Counts:
 
 
 @pytest.fixture
-def counts() -> Iterator[Counts]:
+def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
+    # Longer than the machine stands still: otherwise a look is without what the port tells.
+    monkeypatch.setattr("qworker.cli.top.sampler._HEALTH_PATIENCE_S", PATIENCE)
     found = Counts()
     yield found
     found.close()

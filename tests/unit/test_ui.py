@@ -45,6 +45,8 @@ from qworker.ui.watch import Watch
 from qworker_memory import MemoryBackend
 from tests.support.processes import PYTHON
 
+pytestmark = pytest.mark.usefixtures("patient_dashboards")
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CALL = b'{"task":"mail","args":["a@example.org"],"kwargs":{"api_key":"k-123","deep":[{"Password":"hunter2"}]}}'
 HOSTILE = (

@@ -34,6 +34,8 @@ from qworker.ui.watch import Watch
 from tests.support.forms import OWN, forms_of, submit
 from tests.support.servers import RedisServer, free_port
 
+pytestmark = pytest.mark.usefixtures("patient_dashboards")
+
 QUEUE = "mail"
 
 

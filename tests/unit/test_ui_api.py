@@ -23,6 +23,8 @@ from qworker.ui.pages import PAGES
 from qworker_memory import MemoryBackend
 from tests.support.dashboards import ERROR, fill_store, watched
 
+pytestmark = pytest.mark.usefixtures("patient_dashboards")
+
 REFERENCE = Path(__file__).parents[2] / "docs/reference/dashboard-api.md"
 # The pages that people only use to move to another one have no data of their own.
 DATA = {

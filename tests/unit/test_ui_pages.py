@@ -25,6 +25,8 @@ from qworker.ui.scans import Busy, Scans
 from tests.support.dashboards import CALL, fill_store, watched
 from tests.support.servers import RedisServer, free_port
 
+pytestmark = pytest.mark.usefixtures("patient_dashboards")
+
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
