@@ -46,7 +46,8 @@ def served(reports: Callable[[], list[WorkerReport]], **options: Any) -> Iterato
     server = HealthServer(
         listen(("127.0.0.1", 0)),
         HealthAnswers(reports, stall_timeout=60.0, own_metrics=options.pop("own", False)),
-        **options,
+        # A client that stands still between its connection and its request is answered too.
+        **{"deadline": PATIENCE, **options},
     )
     try:
         yield server
