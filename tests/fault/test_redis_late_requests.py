@@ -13,14 +13,14 @@ import pytest
 
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
-from qworker.errors import PublishUncertain
+from qworker.errors import BackendUnavailable, PublishUncertain
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.testing.wait_until import wait_until
 from qworker_redis.keys import queue_key
 from tests.support.depth import DEEP, DEPTH
 from tests.support.proxy import LossyProxy
 from tests.support.servers import PROGRAMS, RedisServer, free_port
-from tests.support.waiting import let_pass
+from tests.support.waiting import PATIENCE, let_pass
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -61,6 +61,18 @@ async def run_ready(backend: Backend, runs: Counter[str]) -> None:
     leases = await backend.lease(QUEUE, 500, LONG)
     runs.update(lease.message.id for lease in leases)
     assert await backend.settle([Settlement(lease=one, action=SettleAction.ACK) for one in leases]) == []
+
+
+async def until_stored(backend: Backend, drafts: list[Draft]) -> list[str]:
+    """Publish messages with ids, as an app does: again until the answer comes. A busy machine is later than 0.2 s."""
+
+    async def stored() -> list[str]:
+        try:
+            return await backend.publish(QUEUE, drafts)
+        except (BackendUnavailable, PublishUncertain):
+            return []
+
+    return await wait_until(stored, PATIENCE)
 
 
 def is_publish(data: bytes) -> bool:
@@ -112,7 +124,7 @@ async def test_a_publish_that_the_app_repeats_after_an_error_runs_once(
     proxy: LossyProxy, scheme: str, direct: Backend, size: int, when: str
 ) -> None:
     backend = open_backend(f"{scheme}://127.0.0.1:{proxy.port}/0?timeout=0.2&retry_timeout=0.05")
-    await backend.publish(QUEUE, [Draft(body=b"first", id=name_of(99))])
+    await until_stored(backend, [Draft(body=b"first", id=name_of(99))])
     drafts = [Draft(body=b"body %d" % number, id=name_of(number)) for number in range(size)]
     runs: Counter[str] = Counter()
     proxy.hold = is_publish
@@ -123,13 +135,13 @@ async def test_a_publish_that_the_app_repeats_after_an_error_runs_once(
     if when != "after the ack":
         await proxy.deliver()
         await run_ready(direct, runs)
-    assert await backend.publish(QUEUE, drafts) == [draft.id for draft in drafts]
+    assert await until_stored(backend, drafts) == [draft.id for draft in drafts]
     await run_ready(direct, runs)
     await proxy.deliver()
     await run_ready(direct, runs)
     assert runs == dict.fromkeys([name_of(99), *[name_of(number) for number in range(size)]], 1)
     # Later messages with the same ids are new ones.
-    assert await backend.publish(QUEUE, drafts) == [draft.id for draft in drafts]
+    assert await until_stored(backend, drafts) == [draft.id for draft in drafts]
     await run_ready(direct, runs)
     assert runs[name_of(0)] == 2
     await backend.aclose()
@@ -147,10 +159,10 @@ async def test_an_id_that_another_process_publishes_again_runs_once(
     died = open_backend(f"{scheme}://127.0.0.1:{proxy.port}/0?timeout=0.2&retry_timeout=0.05")
     runs: Counter[str] = Counter()
     if before == "the same id":
-        await died.publish(QUEUE, drafts)
+        await until_stored(died, drafts)
         await run_ready(direct, runs)
     else:
-        await died.publish(QUEUE, [Draft(body=b"first", id=name_of(99) if before == "another id" else None)])
+        await until_stored(died, [Draft(body=b"first", id=name_of(99) if before == "another id" else None)])
     proxy.hold = is_publish
     with pytest.raises(PublishUncertain):
         await died.publish(QUEUE, drafts)
@@ -216,8 +228,8 @@ async def test_a_request_that_is_held_back_for_seconds_stores_nothing_twice(
             call = "retry_timeout=100" if repeated_by == "the call" else "retry_timeout=0.05"
             slow = open_backend(f"redis://127.0.0.1:{proxy.port}/0?timeout=0.2&{call}")
             runs: Counter[str] = Counter()
-            await slow.publish(QUEUE, [Draft(body=b"first", id=name_of(99))])
-            await slow.publish(QUEUE, [Draft(body=b"first")])
+            await until_stored(slow, [Draft(body=b"first", id=name_of(99))])
+            await until_stored(slow, [Draft(body=b"first")])
             await run_ready(direct, runs)
             runs.clear()
             # A process can only repeat a message whose id it knows.
@@ -277,25 +289,24 @@ async def test_a_publish_with_a_pending_key_that_the_app_repeats_returns_the_pen
 ) -> None:
     (pending,) = await direct.publish(QUEUE, [Draft(body=b"pending", unique_key="k")])
     backend = open_backend(f"{scheme}://127.0.0.1:{proxy.port}/0?timeout=0.2&retry_timeout=0.05")
-    await backend.publish(QUEUE, [Draft(body=b"first")])
+    await until_stored(backend, [Draft(body=b"first", id="first")])
     drafts = [Draft(body=b"body", id="a"), Draft(body=b"body", id="b", unique_key="k")]
     proxy.hold = is_publish
     with pytest.raises(PublishUncertain):
         await backend.publish(QUEUE, drafts)
     proxy.hold = lambda _: False
     await proxy.deliver()
-    assert await backend.publish(QUEUE, drafts) == ["a", pending]
+    assert await until_stored(backend, drafts) == ["a", pending]
     assert (await direct.stats(QUEUE)).ready == 3
     await backend.aclose()
 
 
-@pytest.mark.parametrize("scheme", ["redis"])
-async def test_an_id_with_a_hold_stays_taken_after_its_message_is_gone(
-    server: RedisServer, scheme: str, direct: Backend
-) -> None:
-    del scheme
-    draft, runs = Draft(body=b"x", id="order-17", hold=0.5), Counter[str]()
-    with server.client() as client:
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_an_id_with_a_hold_stays_taken_after_its_message_is_gone(program: str) -> None:
+    draft, runs = Draft(body=b"x", id="order-17", hold=600), Counter[str]()
+    with RedisServer(port=free_port(), moved_clock=True, program=program) as server, server.client() as client:
+        direct = open_backend(f"redis://127.0.0.1:{server.port}/0")
+        await direct.create(QUEUE)
         await direct.publish(QUEUE, [Draft(body=b"x")])
         assert not client.exists(queue_key(QUEUE, "holds"))
         await direct.publish(QUEUE, [draft])
@@ -308,15 +319,13 @@ async def test_an_id_with_a_hold_stays_taken_after_its_message_is_gone(
             await direct.publish(QUEUE, [Draft(body=b"y", id="order-17"), Draft(body=b"z")])
         await run_ready(direct, runs)
         assert runs["order-17"] == 1
-
-        async def swept() -> bool:
-            await direct.reap(QUEUE)
-            return client.zscore(queue_key(QUEUE, "holds"), "order-17") is None
-
-        await wait_until(swept)
-    await direct.publish(QUEUE, [Draft(body=b"y", id="order-17")])
-    await run_ready(direct, runs)
-    assert runs["order-17"] == 2
+        server.advance(601)
+        await direct.reap(QUEUE)
+        assert client.zscore(queue_key(QUEUE, "holds"), "order-17") is None
+        await direct.publish(QUEUE, [Draft(body=b"y", id="order-17")])
+        await run_ready(direct, runs)
+        assert runs["order-17"] == 2
+        await direct.aclose()
 
 
 @pytest.mark.parametrize("scheme", ["redis"])
