@@ -205,19 +205,31 @@ def test_a_mover_that_dies_at_any_step_between_workers_loses_and_doubles_nothing
 def test_twenty_workers_killed_while_they_share_a_sealed_load_lose_and_double_nothing(
     tmp_path: Path, launcher: Launcher
 ) -> None:
+    draw, killed = random.Random(3), 0
+    # On a busy machine a load can be taken before all are killed: then there is another one.
+    for number in range(10):
+        killed += _kill_workers_that_share_a_load(launcher, tmp_path / str(number), draw, 20 - killed)
+        if killed == 20:
+            break
+    assert killed == 20
+
+
+def _kill_workers_that_share_a_load(launcher: Launcher, root: Path, draw: random.Random, most: int) -> int:
+    """Return how many were killed while they took the load. All of it is run, and nothing is acked twice."""
     rows = 2_000 * DEPTH
-    url, draw = f"file://{tmp_path}/spool?sync=off", random.Random(3)
-    assert launcher.run("bulk", url, tmp_path / "bulk", 2, rows // 2) == 0, launcher.errors()
-    ledger = tmp_path / "ledger"
+    url, ledger = f"file://{root}/spool?sync=off", root / "ledger"
+    assert launcher.run("bulk", url, root / "bulk", 2, rows // 2) == 0, launcher.errors()
     workers = [launcher.start("take", url, ledger) for _ in range(2)]
     killed = 0
-    while killed < 20:
-        before = len(Books(ledger).read("settled"))
-        goal = before + draw.randrange(1, 100)
-        wait_for(lambda goal=goal: len(Books(ledger).read("settled")) >= goal, f"{goal} rows are acked")
+    while killed < most and _count(url, "ready"):
+        goal = len(Books(ledger).read("settled")) + draw.randrange(1, 100)
+        wait_for(
+            lambda goal=goal: len(Books(ledger).read("settled")) >= goal or not _count(url, "ready"),
+            f"{goal} rows are acked",
+        )
         killed += launcher.kill(workers.pop(draw.randrange(2))) == -signal.SIGKILL
         workers.append(launcher.start("take", url, ledger))
-    while _count(url):
+    while _count(url, "ready", "leased", "delayed"):
         asyncio.run(_reap(url))
         assert launcher.run("take", url, ledger) == 0
     for worker in workers:
@@ -226,13 +238,14 @@ def test_twenty_workers_killed_while_they_share_a_sealed_load_lose_and_double_no
     settled = books.read("settled")
     assert len(settled) == len(set(settled))
     assert len(books.finished) == rows
+    return killed
 
 
-def _count(url: str) -> int:
+def _count(url: str, *states: str) -> int:
     async def count() -> int:
         backend = open_backend(url)
         stats = await backend.stats(QUEUE)
         await backend.aclose()
-        return stats.ready + stats.leased + stats.delayed
+        return sum(getattr(stats, state) for state in states)
 
     return asyncio.run(count())
