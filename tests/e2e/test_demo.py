@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.support.processes import started
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE, wait_for
 
 
 def test_the_demo_kills_a_worker_and_loses_nothing(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_the_demo_kills_a_worker_and_loses_nothing(tmp_path: Path) -> None:
 def test_the_dashboard_of_the_demo_shows_a_busy_shop_and_leaves_nothing(tmp_path: Path) -> None:
     with started(tmp_path, "demo", "--ui", "--port", "0", env={"TMPDIR": str(tmp_path)}) as process:
         link = process.line("/login?t=").strip()
-        with httpx.Client(follow_redirects=True) as client:
+        with httpx.Client(follow_redirects=True, timeout=PATIENCE) as client:
             overview = client.get(link)
             assert overview.status_code == 200
             assert 'class="spark"' in overview.text

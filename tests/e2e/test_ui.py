@@ -45,7 +45,7 @@ async def test_the_link_is_printed_and_opened_and_logs_in(tmp_path: Path) -> Non
         opened = tmp_path / "opened.html"
         assert await wait_until(opened.exists)
         assert f"url={html.escape(link)}" in opened.read_text()
-        async with httpx.AsyncClient(follow_redirects=True) as client:
+        async with httpx.AsyncClient(follow_redirects=True, timeout=PATIENCE) as client:
             page = await client.get(link)
         assert page.status_code == 200
         assert page.url.path == "/queues/"
@@ -59,6 +59,6 @@ async def test_a_unix_socket_is_of_this_user_alone_and_gone_at_the_end(tmp_path:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert re.fullmatch(r"http://localhost:8081/login\?t=\S+", link)
         transport = httpx.AsyncHTTPTransport(uds=str(path))
-        async with httpx.AsyncClient(transport=transport, follow_redirects=True) as client:
+        async with httpx.AsyncClient(transport=transport, follow_redirects=True, timeout=PATIENCE) as client:
             assert (await client.get(link)).url.path == "/"
     assert not path.exists()

@@ -70,6 +70,18 @@ def poll(server: Served, line: bytes, *headers: bytes) -> socket.socket:
     return client
 
 
+def read_answer(client: socket.socket) -> bytes:
+    """A whole answer: the server sends the headers first, and the body a moment later."""
+    answer = b""
+    while not (found := re.search(rb"(?is)content-length: (\d+).*?\r\n\r\n", answer)) or (
+        len(answer) < found.end() + int(found[1])
+    ):
+        more = client.recv(1 << 16)
+        assert more, answer
+        answer += more
+    return answer
+
+
 def close(client: socket.socket) -> None:
     client.close()
 
@@ -128,7 +140,7 @@ def test_a_client_that_has_read_its_message_keeps_it_without_its_connection(
 ) -> None:
     client = poll(server, line, *headers)
     assert ask(server, "POST", "/q/messages", b"x").status_code == 201
-    answer = client.recv(1 << 16)
+    answer = read_answer(client)
     client.close()
     wait_for(lambda: not server.server.server_state.connections, "the server knows the end of the connection")
     assert count(server) == (0, 1)
@@ -139,7 +151,8 @@ def test_a_client_that_has_read_its_message_keeps_it_without_its_connection(
         (grant,) = json.loads(answer.partition(b"\r\n\r\n")[2])
         held, token = grant["message"]["id"], str(grant["token"])
     path = f"{server.url}/q/messages/{held}"
-    assert httpx.delete(path, headers={"X-Lease-Token": token}, trust_env=False).status_code == 202
+    done = httpx.delete(path, headers={"X-Lease-Token": token}, timeout=PATIENCE, trust_env=False)
+    assert done.status_code == 202
 
 
 @contextmanager
