@@ -23,8 +23,9 @@ from qworker.worker.delivery import Delivery
 
 QUEUE = "mixed"
 CONCURRENCY = 8
-# Short, for on Redis a killed worker's messages come back by time alone; the living extend theirs.
-VISIBILITY = 4.0
+# Short, for on Redis a killed worker's messages come back by time alone; the living extend theirs, although a busy
+# machine lets them wait. Older processes are told to use the same.
+VISIBILITY = 10.0
 
 
 class Ledger:

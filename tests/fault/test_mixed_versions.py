@@ -74,6 +74,18 @@ class Books:
         return path.read_text().splitlines() if path.exists() else []
 
 
+# The program as it was, with the visibility timeout of today's.
+OLD_PROGRAM = f"""
+import sys
+# Nothing is written beside it, and nothing is imported from the directory of this process.
+sys.dont_write_bytecode = True
+sys.path[0] = {str(FOLDER)!r}
+import program
+program.VISIBILITY = {mixed_programs.VISIBILITY}
+program.main(*sys.argv[1:])
+"""
+
+
 class Crowd:
     """Processes of both versions.
 
@@ -90,8 +102,8 @@ class Crowd:
         self.books = Books(self.ledger)
 
     def start(self, version: str, program: str, *rest: object) -> subprocess.Popen[bytes]:
-        source = FOLDER / "program.py" if version == "old" else Path(mixed_programs.__file__)
-        command = [sys.executable, str(source), program, self._urls[version], str(self.ledger), *map(str, rest)]
+        source = ["-c", OLD_PROGRAM] if version == "old" else [mixed_programs.__file__]
+        command = [sys.executable, *source, program, self._urls[version], str(self.ledger), *map(str, rest)]
         with (self._folder / "said").open("ab") as said:
             process = subprocess.Popen(
                 command,
