@@ -13,7 +13,7 @@ from redis import Redis
 
 from tests.support.processes import environment
 from tests.support.servers import RedisServer, free_port
-from tests.support.topologies import cluster, watched
+from tests.support.topologies import cluster, command, watched
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.fault
@@ -27,6 +27,10 @@ def served(kind: str) -> Iterator[tuple[str, Sequence[RedisServer]]]:
     with ExitStack() as stack:
         if kind == "sentinel":
             group = stack.enter_context(watched(replicas=1, sentinels=1))
+            for sentinel in group.sentinels:
+                # It would connect again if it had heard nothing for a moment, and that would be counted.
+                command(sentinel, "SENTINEL", "SET", "main", "down-after-milliseconds", 600_000)
+                command(sentinel, "SENTINEL", "DEBUG", "PUBLISH-PERIOD", 600_000)
             yield group.url(), [group.primary, *group.sentinels]
         elif kind == "cluster":
             formed = stack.enter_context(cluster())
