@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Self, TypeVar
 
-__all__ = ["PATIENCE", "becomes_true", "block_for", "give_turns", "let_pass", "wait_for", "work_for"]
+__all__ = ["PATIENCE", "Stalls", "becomes_true", "block_for", "give_turns", "let_pass", "wait_for", "work_for"]
 
 T = TypeVar("T")
 
 # Seconds for anything to happen on a machine that is busy with other tests.
 PATIENCE = 50.0
 _STEP = 0.005
+# Seconds without a beat that are no delay of a busy interpreter.
+_STALL = 0.1
 
 
 def wait_for(
@@ -46,6 +49,36 @@ def becomes_true(condition: Callable[[], object], within: float) -> bool:
             return False
         time.sleep(_STEP)
     return True
+
+
+class Stalls:
+    """How long this process did not run while a block ran: the machine's fault, and not that of what is measured."""
+
+    def __init__(self) -> None:
+        # The seconds so far, and when this process was last seen to run.
+        self._seen = 0.0, time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._seen = 0.0, time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(_STEP):
+            self._seen = self.seconds, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds until now, also of a stall that has only just ended."""
+        seconds, beat = self._seen
+        silent = time.monotonic() - beat
+        return seconds + (silent if silent > _STALL else 0.0)
 
 
 async def give_turns(count: int = 100) -> None:
