@@ -327,7 +327,7 @@ def test_an_update_leaves_what_the_reader_works_with(site: Site) -> None:
         row = page.locator("tr[id='m-later'] a")
         row.focus()
         run_apart(publish(site.store, Draft(body=b"x", id="new-one", delay=7200)))
-        expect(page.locator("tr[id='m-new-one']")).to_be_visible(timeout=30_000)
+        expect(page.locator("tr[id='m-new-one']")).to_be_visible()
         expect(row).to_be_focused()
         expect(page.locator("details.numbers")).to_have_attribute("open", "")
     with opened(site) as page:
@@ -366,6 +366,23 @@ def test_the_script_says_an_age_as_the_page_does(site: Site) -> None:
 # -- the keyboard ------------------------------------------------------------------------------------------------------
 
 
+def expect_page(page: Page, url: str | re.Pattern[str]) -> None:
+    """Wait for a page, and for its script, which hears the keys: the URL is there before it."""
+    expect(page).to_have_url(url)
+    page.wait_for_load_state()
+
+
+def go(page: Page, key: str, url: str) -> None:
+    """Press `g` and a key: again if there was more than the second and a half between them that there may be."""
+    late = True
+    while late:
+        began = time.monotonic()
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        late = time.monotonic() - began > 1.0
+    expect_page(page, url)
+
+
 def test_the_keyboard_alone_reaches_and_does_everything(site: Site) -> None:
     with opened(site) as page:
         page.keyboard.press("Tab")
@@ -375,15 +392,11 @@ def test_the_keyboard_alone_reaches_and_does_everything(site: Site) -> None:
         page.keyboard.press("k")
         expect(page.locator("tbody tr a").first).to_be_focused()
         page.keyboard.press("Enter")
-        expect(page).to_have_url(re.compile(r"/q/(mail|empty)$"))
+        expect_page(page, re.compile(r"/q/(mail|empty)$"))
         for link in page.locator("nav.pages a[data-key]").all():
             key, target = link.get_attribute("data-key"), link.get_attribute("href")
-            page.keyboard.press("g")
-            page.keyboard.press(str(key))
-            expect(page).to_have_url(f"{site.url}{target}")
-        page.keyboard.press("g")
-        page.keyboard.press("o")
-        expect(page).to_have_url(f"{site.url}/")
+            go(page, str(key), f"{site.url}{target}")
+        go(page, "o", f"{site.url}/")
         page.keyboard.press("Space")
         expect(page.locator("#live")).to_have_text("Paused")
         page.keyboard.press("Space")
