@@ -65,7 +65,7 @@ def workers_of(supervisor: int) -> list[int]:
     for child in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
         try:
             arguments = Path(f"/proc/{child}/cmdline").read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
         if b"resource_tracker" not in arguments:
             found.append(int(child))
