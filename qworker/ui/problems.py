@@ -26,11 +26,17 @@ class Problem(msgspec.Struct, frozen=True):
         queue: The queue.
         text: What is wrong, without the queue's name.
         state: The list of messages that shows it.
+        unworked_at: Unix seconds since when there is no worker, if that is the problem.
     """
 
     queue: str
     text: str
     state: str = "ready"
+    unworked_at: float | None = None
+
+    def line(self, now: float) -> str:
+        """Return what is wrong, with the time since when. A page shows it as an age."""
+        return self.text if self.unworked_at is None else f"{self.text} for {duration(now - self.unworked_at)}"
 
 
 def problems_of(one: QueueSnapshot, past: Sequence[RingSample], unworked: float | None, now: float) -> list[Problem]:
@@ -51,7 +57,7 @@ def problems_of(one: QueueSnapshot, past: Sequence[RingSample], unworked: float 
     if stats.paused and stats.ready:
         found.append(Problem(one.queue, f"paused, {stats.ready:,} waiting"))
     elif unworked is not None and now - unworked >= _UNWORKED_S:
-        found.append(Problem(one.queue, f"no worker for {duration(now - unworked)}, {stats.ready:,} waiting"))
+        found.append(Problem(one.queue, f"{stats.ready:,} waiting, no worker", unworked_at=unworked))
     if stats.blocked:
         found.append(Problem(one.queue, f"{counted(stats.blocked, 'message')} cannot be read by workers"))
     recent = [sample for sample in past if sample.at >= now - _RECENT_S]

@@ -588,11 +588,11 @@ def test_problems_follow_fixed_rules() -> None:
         "unusable": problems_of(sample(problem="permission denied"), [], None, 1000.0),
         "failures": problems_of(sample(), past, None, 1000.0),
     }
-    assert {name: [one.text for one in problems] for name, problems in found.items()} == {
+    assert {name: [one.line(1000.0) for one in problems] for name, problems in found.items()} == {
         "calm": [],
         "paused": ["paused, 3 waiting"],
         "not yet": [],
-        "no worker": ["no worker for 5 min, 3 waiting"],
+        "no worker": ["3 waiting, no worker for 5 min"],
         "unusable": ["permission denied"],
         "failures": ["11 failures in 10 min"],
     }

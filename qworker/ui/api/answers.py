@@ -198,7 +198,7 @@ async def _item(source: Source, seen: Seen, one: QueueSnapshot) -> QueueItem:
     item = QueueItem(
         queue=one.queue,
         status=status_of(one, problems)["status"],
-        problems=[problem.text for problem in problems],
+        problems=[problem.line(now) for problem in problems],
         flow=one.flow,
     )
     if one.counted is None:

@@ -106,7 +106,7 @@ def status_of(one: QueueSnapshot, problems: Sequence[Problem]) -> dict[str, str]
         return {"status": "Counting…", "kind": "calm"}
     if stats.paused:
         return {"status": "Paused", "kind": "warn"}
-    if any(problem.text.startswith("no worker") for problem in problems):
+    if any(problem.unworked_at is not None for problem in problems):
         return {"status": "No worker", "kind": "bad"}
     if problems:
         return {"status": "Trouble", "kind": "bad"}

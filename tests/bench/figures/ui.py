@@ -151,7 +151,9 @@ def _age(bench: Bench, shown: Dashboard, waiting: int) -> list[Figure]:
     while (now := time.monotonic()) < ends:
         text = browser.get(f"/q/{QUEUE}")[1]
         found = re.search(
-            r"<dt>Waiting</dt><dd>.*?([0-9,]+)\s*(?:<span class=\"age\">([0-9.]+) (s|min) ago)?", text, re.DOTALL
+            r'<dt>Waiting</dt><dd>.*?([0-9,]+)\s*(?:<span class="age"><time[^>]*>([0-9.]+) (s|min) ago)?',
+            text,
+            re.DOTALL,
         )
         assert found is not None
         count = int(found[1].replace(",", ""))
