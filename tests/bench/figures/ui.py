@@ -42,8 +42,8 @@ def _of_store(bench: Bench, name: str, url: str, folder: Path) -> list[Figure]:
         shown.counted(QUEUE)
         paths = _pages(shown, bench.call(ids, url=url))
         found += _listings(bench, shown, paths)
-        found += _viewers(bench, shown)
         _settle(bench, shown)
+        found += _viewers(bench, shown)
         found += _cost(bench, shown, "idle", 0.3)
         with publishing(url):
             found += _times(bench, shown, paths)
