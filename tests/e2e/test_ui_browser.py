@@ -353,6 +353,7 @@ def test_ages_grow_while_nothing_else_changes(site: Site) -> None:
     with page.expect_response(lambda response: is_update(response.request)):
         page.clock.fast_forward(600_000)
     expect(due).to_have_text(re.compile(f"^in ({minutes - 10}|{minutes - 11}) min$"))
+    assert due.get_attribute("title") == due.get_attribute("datetime")
     page.close()
 
 
