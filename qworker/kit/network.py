@@ -26,7 +26,6 @@ def error_text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-@lru_cache(maxsize=4096)
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a host's address."""
     if host == "localhost":

@@ -401,16 +401,16 @@ async def test_time_alone_changes_no_fragment(path: str) -> None:
         (995.0, "{}", "5 s"),
         (880.0, "{} ago", "2 min ago"),
         (1001.0, "{} ago", "0 s ago"),
-        (8200.0, "in {}", "2 h"),
+        (8200.0, "in {}", "in 2 h"),
         (999.0, "in {}", "in 0 s"),
         (None, "{} ago", DASH),
         (-1e300, "{}", f"{1e300 / 86_400:.0f} d"),
     ],
 )
 def test_an_age_is_said_in_whole_numbers(at: float | None, form: str, text: str) -> None:
-    shown = age(at, 1000.0, form)
-    assert re.sub("<[^>]*>", "", shown).endswith(text)
-    assert text not in without_ages(shown) or "<" not in shown
+    shown = str(age(at, 1000.0, form))
+    assert re.sub("<[^>]*>", "", shown) == text
+    assert re.sub("<[^>]*>", "", without_ages(shown)) == ("" if "<" in shown else text)
 
 
 @pytest.mark.parametrize(

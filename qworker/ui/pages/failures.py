@@ -13,7 +13,7 @@ from qworker.failures.index import MOST_INDEXED, IndexedGroup
 from qworker.message import StoredMessage
 from qworker.sampling.errors import ErrorCount
 from qworker.ui.looks import Look
-from qworker.ui.pages.rows import FRESH_S, failed_count, message_row, queue_names
+from qworker.ui.pages.rows import failed_count, if_old, message_row, queue_names
 from qworker.ui.pages.source import NoSuchPage, Source, known_queue
 from qworker.ui.watch import Seen
 
@@ -97,8 +97,7 @@ async def failures(source: Source, _request: Request) -> dict[str, Any]:
     """Return the groups of failed messages of all queues."""
     seen, now = await source.watch.see(), source.clock.time()
     found = await find_failures(source, seen)
-    is_old = found.sampled_at is not None and now - found.sampled_at > FRESH_S
-    return {"seen": seen, "found": found, "most": MOST_INDEXED, "read_at": found.sampled_at if is_old else None}
+    return {"seen": seen, "found": found, "most": MOST_INDEXED, "read_at": if_old(found.sampled_at, now)}
 
 
 async def find_failures(source: Source, seen: Seen) -> FoundFailures:

@@ -14,7 +14,7 @@ from qworker.failures.message_filter import CODES
 from qworker.message import STATE_WORDS, QueueStats
 from qworker.sampling import QueueSnapshot
 from qworker.ui.pages.lists import FILTERS, ListQuery, read_list
-from qworker.ui.pages.rows import FRESH_S, message_row, numbers_of, status_of
+from qworker.ui.pages.rows import if_old, message_row, numbers_of, status_of
 from qworker.ui.pages.source import Source, known_queue
 from qworker.ui.paths import path_of
 from qworker.ui.problems import problems_of
@@ -65,7 +65,7 @@ async def queue(source: Source, request: Request) -> dict[str, Any]:
         "codes": CODES,
         "found": found,
         "messages": [message_row(stored, access, now) for stored in found.messages],
-        "listed_at": found.at if found.at is not None and now - found.at > FRESH_S else None,
+        "listed_at": if_old(found.at, now),
         "link": partial(_link, request),
         "export": path_of(request.scope, "api", "v1", "queues", name, "export", **_kept(request)),
         # A search is repeated only when its user asks for it.

@@ -21,6 +21,7 @@ __all__ = [
     "FRESH_S",
     "NO_HISTORY",
     "failed_count",
+    "if_old",
     "leased_count",
     "message_row",
     "numbers_of",
@@ -65,16 +66,20 @@ def problem_of(one: QueueSnapshot | None) -> str | None:
     return None if one is None else one.problem
 
 
+def if_old(at: float | None, now: float) -> float | None:
+    """Return the moment at which something was read if its age is shown, and otherwise None."""
+    return at if at is not None and now - at > FRESH_S else None
+
+
 def numbers_of(one: QueueSnapshot, now: float) -> dict[str, Any]:
     """Return the numbers of a queue as text."""
     stats = None if one.counted is None else one.counted.stats_at(now)
     flow = one.flow
-    is_old = one.counted is not None and now - one.counted.at > FRESH_S
     return {
         "queue": one.queue,
         "stats": stats,
         "exact": one.counted is None or one.counted.exact,
-        "counted_at": one.counted.at if one.counted is not None and is_old else None,
+        "counted_at": if_old(None if one.counted is None else one.counted.at, now),
         "flow": flow,
         "growth": None if one.counted is None else rate(one.counted.backlog_rate, signed=True),
         "acked": rate(flow.acked) if flow else DASH,

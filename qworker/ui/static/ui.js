@@ -34,7 +34,7 @@ const clockOf = (at) => `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.
 const arrived = performance.getEntriesByType("navigation")[0]?.responseStart ?? performance.now();
 const ahead = 1000 * document.documentElement.dataset.now - (Date.now() - performance.now() + arrived);
 
-// As the server says it.
+// The same text as that of the server.
 const ageText = (seconds) => {
   for (const [limit, unit, name] of [[120, 1, "s"], [7200, 60, "min"], [172800, 3600, "h"]])
     if (seconds < limit) return `${Math.round(seconds / unit)} ${name}`;
